@@ -1,0 +1,78 @@
+"""Plugin-based ensemble learning for deep networks. Start with `ensemblekit.api`.
+
+The public names are imported when they are first used, so that ``import ensemblekit`` does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ensemblekit.api import (
+        datasets,
+        decompose,
+        draw_sample_weights,
+        evaluate,
+        load_spec,
+        methods,
+        models,
+        objective,
+    )
+    from ensemblekit.decomposition import Decomposition
+    from ensemblekit.errors import EnsemblekitError, Problem
+    from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
+    from ensemblekit.losses import MSE, Loss
+    from ensemblekit.plugin import DataInfo, Dataset, Extension, Method, Model, Splits
+    from ensemblekit.spec import Spec
+
+__all__ = [
+    "MSE",
+    "DataInfo",
+    "Dataset",
+    "Decomposition",
+    "EnsemblekitError",
+    "Extension",
+    "GrowingEnsemble",
+    "Loss",
+    "Method",
+    "Model",
+    "Problem",
+    "Spec",
+    "Splits",
+    "datasets",
+    "decompose",
+    "draw_sample_weights",
+    "evaluate",
+    "hookimpl",
+    "load_spec",
+    "methods",
+    "models",
+    "objective",
+]
+
+_HOMES = {
+    "api": "datasets decompose draw_sample_weights evaluate load_spec methods models objective",
+    "decomposition": "Decomposition",
+    "errors": "EnsemblekitError Problem",
+    "hookspecs": "GrowingEnsemble hookimpl",
+    "losses": "MSE Loss",
+    "plugin": "DataInfo Dataset Extension Method Model Splits",
+    "spec": "Spec",
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("ensemblekit")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ensemblekit' has no attribute {name!r}")
+    return getattr(import_module(f"ensemblekit.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,121 @@
+"""The Python interface, on one screen: read this file first.
+
+A spec names plugins; the registry finds them; `load_spec` turns the file into validated instances; the methods
+among them define an objective on the members' outputs. Nothing here knows any plugin by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ensemblekit import decomposition, metrics, spec
+from ensemblekit.decomposition import Decomposition
+from ensemblekit.errors import NumericError
+from ensemblekit.losses import Loss
+from ensemblekit.objectives import Objective
+from ensemblekit.plugin import Method
+from ensemblekit.registry import PluginInfo, Registry, discover
+from ensemblekit.spec import DEFAULT_LOSS, Spec, build_plugin
+
+MethodLike = Method | str | Mapping[str, Any]
+LossLike = Loss | str | Mapping[str, Any]
+
+
+def load_spec(
+    source: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    plugins: Iterable[str | Path] = (),
+) -> Spec:
+    """Read and validate a spec from a TOML file or a dict.
+
+    `overrides` maps dotted paths to values (``{"training.epochs": 3}``); `plugins` are local Python files
+    whose plugin classes the spec may name. Raises a `SpecError` that lists everything that is wrong.
+    """
+    files = tuple(plugins)
+    return spec.load_spec(source, overrides, discover(files) if files else _installed(tuple(sys.path)))
+
+
+def objective(
+    method: MethodLike | Sequence[MethodLike],
+    outputs: Tensor,
+    target: Tensor,
+    loss: LossLike = DEFAULT_LOSS,
+    sample_weights: Tensor | None = None,
+) -> Tensor:
+    """What a method, or several together, minimises: a scalar that can be differentiated.
+
+    `outputs` are the members' raw outputs (M, B, C), `target` class indices (B,) or real values.
+    `sample_weights` (B, M) are the rows of the run's weights that belong to this batch; without them every
+    sample counts the same, also for methods that draw weights when training (see `draw_sample_weights`).
+    """
+    run_objective = _objective(method, loss)
+    if not outputs.is_meta:
+        run_objective.loss.check_values(outputs, target)
+    value = run_objective(outputs, target, sample_weights)
+    if not outputs.is_meta and not bool(value.isfinite()):
+        run_objective.check_finite(outputs, target)
+        raise NumericError("the objective is not finite", fix="scale the outputs down, or use float64")
+    return value
+
+
+def draw_sample_weights(
+    method: MethodLike | Sequence[MethodLike], num_samples: int, num_members: int, seed: int = 0
+) -> Tensor | None:
+    """The weights (N, M) that a run of these methods with this seed would use; None if they draw none."""
+    return _objective(method, DEFAULT_LOSS).sample_weights(num_samples, num_members, seed)
+
+
+def decompose(outputs: Tensor, target: Tensor, loss: LossLike = DEFAULT_LOSS) -> Decomposition:
+    """The bias-variance decomposition of the ensemble's loss on member outputs (M, B, C), for any loss."""
+    chosen = _loss(loss)
+    chosen.check_values(outputs, target)
+    return decomposition.decompose(outputs, target, chosen)
+
+
+def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> dict[str, float]:
+    """Metrics of member outputs (M, N, C): accuracy, calibration, diversity … or, for real targets, MSE, R² …
+
+    Without a loss it is cross-entropy for class indices and the squared error for real targets.
+    """
+    chosen = _loss(loss or ("mse" if target.is_floating_point() else DEFAULT_LOSS))
+    chosen.check_values(outputs, target)
+    return metrics.evaluate(outputs, target, chosen)
+
+
+def methods() -> Mapping[str, PluginInfo]:
+    """The installed methods by name; nothing is imported until you ask one to `load`."""
+    return _installed(tuple(sys.path)).plugins("method")
+
+
+def models() -> Mapping[str, PluginInfo]:
+    """The installed base models by name."""
+    return _installed(tuple(sys.path)).plugins("model")
+
+
+def datasets() -> Mapping[str, PluginInfo]:
+    """The installed data sets by name."""
+    return _installed(tuple(sys.path)).plugins("dataset")
+
+
+@cache
+def _installed(search_path: tuple[str, ...]) -> Registry:
+    return discover()
+
+
+def _objective(method: MethodLike | Sequence[MethodLike], loss: LossLike) -> Objective:
+    listed = method if isinstance(method, Sequence) and not isinstance(method, str) else [method]
+    methods = [
+        entry if isinstance(entry, Method) else build_plugin(Method, entry, _installed(tuple(sys.path)))
+        for entry in listed
+    ]
+    return Objective(methods, _loss(loss))
+
+
+def _loss(loss: LossLike) -> Loss:
+    return loss if isinstance(loss, Loss) else build_plugin(Loss, loss, _installed(tuple(sys.path)))

@@ -1,0 +1,316 @@
+"""The command line: thin. It parses, calls, prints; what it prints is made elsewhere.
+
+Imports happen inside the commands, so that `ensemblekit --help` needs neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ensemblekit.errors import EnsemblekitError, SpecError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from ensemblekit.registry import PluginInfo, Registry
+    from ensemblekit.spec import Spec
+
+KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "losses": "loss", "extensions": "extension"}
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """A group whose every failure ends with one line `error: what; where; how to fix` and the right exit code."""
+
+    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        try:
+            sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
+        except click.ClickException as error:
+            sys.exit(_report(_usage_message(error), error.exit_code))
+        except (KeyboardInterrupt, click.Abort):
+            sys.exit(_report("interrupted", INTERRUPTED))
+        except BrokenPipeError:  # the reader, such as head, has seen enough
+            sys.stderr.close()
+            sys.exit(0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EnsemblekitError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            if isinstance(error, SpecError) and len(error.problems) > 1:
+                for problem in error.problems:
+                    print(f"  {problem}", file=sys.stderr)
+            message = "; ".join(part for part in (error.what, error.where, error.fix) if part)
+            ctx.exit(_report(message, error.exit_code))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = did_you_mean(args[0], self.list_commands(ctx))
+            fix = f"{near} ensemblekit --help lists all commands".strip()
+            raise UsageError(f'no command "{args[0]}"', fix=fix)
+        return super().resolve_command(ctx, args)
+
+
+def _report(message: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return exit_code
+
+
+def _warn(message: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _usage_message(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "ensemblekit"
+    return f"{error.format_message().rstrip('.')}; in {command}; {command} --help shows what it takes"
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_plugin_option = click.option(
+    "--plugin",
+    "plugin_files",
+    multiple=True,
+    metavar="FILE",
+    help="Also use the plugin classes of this Python file (SoftMin becomes soft_min). Repeatable.",
+)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="ensemblekit", message="%(version)s")
+def main(debug: bool) -> None:
+    """Train ensembles of neural networks with methods, models and data sets that are plugins.
+
+    \b
+    Start with:
+      ensemblekit list                 what is installed
+      ensemblekit inspect gncl         one method, explained
+      ensemblekit validate spec.toml   what a spec would run, or all that is wrong with it
+    """
+
+
+@main.command("list")
+@click.argument("kind", required=False, type=click.Choice(list(KINDS)))
+@_plugin_option
+@_json_option
+def list_plugins(kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
+    """List the installed methods, models, data sets, losses and extensions.
+
+    Nothing is imported, so this is fast and works when a plugin is broken; `ensemblekit plugins` imports
+    them all and says which ones are.
+    """
+    from ensemblekit.console import Printer
+    from ensemblekit.registry import discover
+
+    registry = discover(plugin_files)
+    printer = Printer()
+    shown = [kind] if kind else list(KINDS)
+    if as_json:
+        found = {plural: [_summary(info) for info in registry.plugins(KINDS[plural]).values()] for plural in shown}
+        printer.json(found[kind] if kind else found)
+        return
+    for plural in shown:
+        rows = [
+            (info.name, "registered twice; see ensemblekit plugins" if info.rivals else info.description, info.origin)
+            for info in registry.plugins(KINDS[plural]).values()
+        ]
+        if kind is None and rows:
+            printer.heading(plural)
+        printer.table(("name", "description", "package"), rows)
+        if kind is None and rows:
+            printer.text()
+        if kind and not rows:
+            printer.text(f"no {plural} are installed")
+
+
+def _summary(info: PluginInfo) -> dict[str, str]:
+    return {
+        "name": info.name,
+        "kind": info.kind,
+        "description": info.description,
+        "package": info.package,
+        "version": info.version,
+    }
+
+
+@main.command("inspect")
+@click.argument("name")
+@click.option(
+    "--kind", type=click.Choice(list(KINDS.values())), help="Which, if plugins of several kinds share the name."
+)
+@_plugin_option
+@_json_option
+def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
+    """Explain one plugin: description, formula, parameters, hooks, origin and a TOML snippet to paste."""
+    from ensemblekit.console import Printer
+    from ensemblekit.describe import plugin_page
+    from ensemblekit.registry import discover
+
+    page = plugin_page(_find_one(discover(plugin_files), name, kind))
+    printer = Printer()
+    if as_json:
+        printer.json(page)
+        return
+    printer.heading(f"{page['name']} ({page['kind']})")
+    printer.text(page["description"])
+    if page["details"]:
+        printer.text(page["details"])
+    facts = [("formula", page["formula"]), ("paper", page["paper"]), ("hooks", ", ".join(page["hooks"]))]
+    facts.append(("package", f"{page['package']} {page['version']}".strip()))
+    printer.text()
+    for label, fact in facts:
+        for index, line in enumerate(fact.splitlines()):
+            printer.text(f"{label if index == 0 else '':<9}{line}")
+    printer.text()
+    rows = [
+        (field["name"], field["type"], _default(field), field["allowed"], field["description"])
+        for field in page["parameters"]
+    ]
+    printer.table(("parameter", "type", "default", "allowed", "meaning"), rows)
+    if page["snippet"]:
+        printer.text()
+        printer.verbatim(page["snippet"])
+
+
+def _default(field: dict[str, Any]) -> str:
+    from ensemblekit.parameters import toml_value
+
+    if field["required"]:
+        return "required"
+    return "" if field["default"] is None else toml_value(field["default"])
+
+
+def _find_one(registry: Registry, name: str, kind: str | None) -> PluginInfo:
+    found = [info for info in registry.find(name) if kind in (None, info.kind)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        kinds = ", ".join(info.kind for info in found)
+        raise UsageError(f'"{name}" is the name of several plugins', f"kinds: {kinds}", f"add --kind {found[0].kind}")
+    near = did_you_mean(name, [info.name for info in registry])
+    raise UsageError(f'no plugin "{name}"', fix=f"{near} ensemblekit list shows all that are installed".strip())
+
+
+@main.command()
+@_plugin_option
+@_json_option
+def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
+    """Show the installed plugin packages, what each adds, and which plugins are broken and why.
+
+    Imports every plugin.
+    """
+    from ensemblekit.console import Printer
+    from ensemblekit.registry import discover
+
+    registry = discover(plugin_files)
+    packages: dict[str, dict[str, Any]] = {}
+    for info in registry:
+        package = packages.setdefault(
+            info.package, {"package": info.package, "version": info.version, "adds": {}, "broken": {}}
+        )
+        error = info.error
+        if error:
+            package["broken"][f"{info.kind} {info.name}"] = error
+        else:
+            package["adds"].setdefault(info.kind, []).append(info.name)
+    printer = Printer()
+    if as_json:
+        printer.json(list(packages.values()))
+        return
+    rows = [
+        (package["package"], package["version"], kind, ", ".join(names))
+        for package in packages.values()
+        for kind, names in package["adds"].items()
+    ]
+    printer.table(("package", "version", "kind", "adds"), rows)
+    for package in packages.values():
+        for error in package["broken"].values():
+            _warn(error)
+
+
+@main.command()
+@click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a value, as in --set training.epochs=3. Repeatable.",
+)
+@_plugin_option
+@_json_option
+def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[str], as_json: bool) -> None:
+    """Check a spec without loading data: show what it would run, or everything that is wrong with it.
+
+    A value of --set is read as TOML; what is no TOML value (a bare word, a path) is a string.
+    """
+    from ensemblekit.console import Printer
+    from ensemblekit.registry import discover
+    from ensemblekit.spec import load_spec
+    from ensemblekit.tables import parse_override
+
+    printer = Printer()
+    try:
+        overrides = dict(parse_override(setting) for setting in settings)
+        spec = load_spec(spec_file, overrides, discover(plugin_files))
+    except SpecError as error:
+        if as_json:
+            problems = [{"path": problem.path, "what": problem.what, "fix": problem.fix} for problem in error.problems]
+            printer.json({"valid": False, "problems": problems})
+        raise
+    if as_json:
+        printer.json({"valid": True, "spec": spec.to_dict()})
+        return
+    printer.table(("what will run", ""), _overview(spec))
+
+
+def _overview(spec: Spec) -> list[tuple[str, str]]:
+    from ensemblekit.parameters import toml_value
+
+    def words(table: dict[str, Any]) -> str:
+        settings = ", ".join(f"{key} = {toml_value(value)}" for key, value in table.items() if key != "name")
+        return f"{table['name']} ({settings})" if settings else str(table["name"])
+
+    rows = [
+        ("data", words(spec.data.to_table())),
+        ("model", words(spec.model.to_table())),
+        ("members", str(spec.ensemble.members)),
+    ]
+    for method in spec.methods:
+        rows += [("method", words(method.to_table())), ("  minimises", method.formula)]
+    if not spec.methods:
+        rows.append(("method", "none: members are trained independently"))
+    return [
+        *rows,
+        ("loss", words(spec.loss.to_table())),
+        ("optimizer", words(spec.optimizer.to_table())),
+        ("schedule", words(spec.schedule.to_table())),
+        ("training", f"{spec.training.epochs} epochs, batches of {spec.training.batch_size}"),
+        ("engine", f"{spec.engine.name} on {spec.engine.device}"),
+        ("seed", str(spec.seed)),
+    ]
+
+
+@main.command()
+@_plugin_option
+def schema(plugin_files: Sequence[str]) -> None:
+    """Print the JSON Schema of a spec with all installed plugins, for completion in an editor.
+
+    Save it and name it in the spec's first line: #:schema ensemblekit.schema.json
+    """
+    from ensemblekit.console import Printer
+    from ensemblekit.registry import discover
+    from ensemblekit.schema import spec_schema
+
+    Printer().json(spec_schema(discover(plugin_files), on_broken=_warn))

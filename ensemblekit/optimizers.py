@@ -1,0 +1,83 @@
+"""Optimizers by name: AdaBelief, and every optimizer of `torch.optim` that needs no closure.
+
+A section's parameters come from the optimizer's own signature, so a spec can set all of them and no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Self
+
+import torch
+from pydantic import Field, create_model, model_validator
+
+from ensemblekit.plugin import Section
+
+# How a step is computed and not what it computes: the engine's to decide.
+_NOT_FOR_SPECS = {"params", "foreach", "fused", "capturable", "differentiable", "maximize", "print_change_log"}
+# They need a closure, sparse gradients, and matrices only.
+_UNSUPPORTED = {"LBFGS", "SparseAdam", "Muon"}
+
+
+class Optimizer(Section):
+    """The optimizer of a spec: its name, and arguments of its own."""
+
+    name: str
+
+    @model_validator(mode="after")
+    def _accepted_by_the_optimizer(self) -> Self:
+        self.build([torch.zeros(1, requires_grad=True)])  # its own checks raise ValueError
+        return self
+
+    def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """The optimizer for these parameters."""
+        arguments = self.model_dump(exclude={"name"})
+        with contextlib.redirect_stdout(None):  # AdaBelief prints its settings
+            optimizer: torch.optim.Optimizer = optimizer_classes()[self.name](parameters, **arguments)
+        return optimizer
+
+
+@cache
+def optimizer_classes() -> dict[str, type]:
+    """Every optimizer a spec can name, by that name."""
+    from adabelief_pytorch import AdaBelief
+
+    classes = {
+        name.lower(): value
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+        and name not in _UNSUPPORTED
+    }
+    return {"adabelief": AdaBelief, **classes}
+
+
+@cache
+def optimizer_section(name: str) -> type[Optimizer]:
+    """The section of one optimizer, with a field for each argument of its constructor."""
+    defaults: dict[str, Any] = {"eps": 1e-12} if name == "adabelief" else {}  # what the paper's code used
+    fields: dict[str, Any] = {}
+    for argument in inspect.signature(optimizer_classes()[name]).parameters.values():
+        if argument.name in _NOT_FOR_SPECS:
+            continue
+        default = defaults.get(argument.name, argument.default)
+        fields[argument.name] = (_type_of(default), _field(argument.name, default))
+    return create_model(f"{name.title()}Section", __base__=Optimizer, **fields)
+
+
+def _type_of(default: Any) -> Any:
+    if isinstance(default, bool):
+        return bool
+    if isinstance(default, tuple):
+        return tuple[tuple(_type_of(part) for part in default)]  # type: ignore[misc]
+    return float if isinstance(default, int | float) else float | None
+
+
+def _field(name: str, default: Any) -> Any:
+    if name == "lr":
+        return Field(float(default), gt=0, description="learning rate")
+    return Field(default, description="see the optimizer's own documentation")

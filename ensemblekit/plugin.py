@@ -1,0 +1,153 @@
+"""What a plugin is: a pydantic model whose fields are its parameters. Authors derive from the classes below."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic_core import to_json
+
+from ensemblekit.errors import Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import Dataset as TorchDataset
+
+    from ensemblekit.spec import Spec
+
+Task = Literal["classification", "regression"]
+
+
+def snake_case(class_name: str) -> str:
+    """`SoftMinLoss` → `soft_min_loss`, `GNCL` → `gncl`: the name of a plugin class that has no entry point."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name)
+    return words.lower()
+
+
+class Section(BaseModel):
+    """A table of a spec: strict, immutable, no unknown keys, no nan."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_by_alias=True, validate_by_name=True
+    )
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Validate a table as strictly as TOML's own types allow.
+
+        JSON mode is what makes "strict" usable: a list is taken for a tuple and a string for a path,
+        but neither "0.1" nor true for a float.
+        """
+        text = to_json(table, inf_nan_mode="constants")
+        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+
+    def to_table(self) -> dict[str, Any]:
+        """The table that `from_table` reads back to an equal section; what is None is left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Plugin(Section):
+    """Base of all plugins. Fields are parameters; the docstring's first line is what `list` and `inspect` print."""
+
+    kind: ClassVar[str]
+    paper: ClassVar[str] = ""
+    """Where the plugin's idea was published."""
+    formula: ClassVar[str] = ""
+    """What it computes, in plain text."""
+
+    _name: str | None = PrivateAttr(None)
+
+    @property
+    def name(self) -> str:
+        """The name it is registered and used in specs under."""
+        return self._name or snake_case(type(self).__name__)
+
+    def named(self, name: str) -> Self:
+        """The same plugin under the name of its entry point."""
+        plugin = self.model_copy()
+        plugin._name = name
+        return plugin
+
+    def to_table(self) -> dict[str, Any]:
+        """The table of a spec that means this plugin: its name and its parameters."""
+        return {"name": self.name, **super().to_table()}
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        """What is wrong with using this plugin in this spec; paths are relative to the plugin's own section.
+
+        Called before any data is loaded. Start a path with "/" to speak of another section.
+        """
+        return ()
+
+
+class Method(Plugin):
+    """An ensembling method: implements hooks of `ensemblekit.hookspecs` with ``@hookimpl``."""
+
+    kind = "method"
+
+    def required_members(self) -> int | None:
+        """The number of members that the method's own parameters imply; None if any number will do."""
+        return None
+
+
+class Extension(Plugin):
+    """Something that watches a run through the life-cycle hooks: a logger, a callback."""
+
+    kind = "extension"
+
+
+class Model(Plugin):
+    """A base model: knows how to build one member."""
+
+    kind = "model"
+
+    def unsupported(self) -> Mapping[str, str]:
+        """Ways of running that this model cannot take, each with the reason; engines respect it.
+
+        Keys are of "vmap", "channels_last", "autocast" and "meta". Default: it can take all of them.
+        """
+        return {}
+
+    @abstractmethod
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        """A new network that maps (B, *input_shape) to (B, num_outputs)."""
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What is known of a data set before it is loaded."""
+
+    task: Task
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    """The number of classes, or of real values to predict."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A loaded data set: map-style data sets of (input, target), or pairs of tensors, and what they hold."""
+
+    train: TorchDataset[Any] | tuple[Any, Any]
+    validation: TorchDataset[Any] | tuple[Any, Any] | None
+    test: TorchDataset[Any] | tuple[Any, Any]
+    info: DataInfo
+    classes: tuple[str, ...] | None = None
+
+
+class Dataset(Plugin):
+    """A data set: knows how to load its splits."""
+
+    kind = "dataset"
+
+    @property
+    def info(self) -> DataInfo | None:
+        """What is known without loading anything, so that a spec can be checked early; None if nothing is."""
+        return None
+
+    @abstractmethod
+    def load(self, seed: int) -> Splits:
+        """Load the splits; everything random (such as cutting off validation data) is derived from `seed`."""

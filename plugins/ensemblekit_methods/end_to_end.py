@@ -1,0 +1,27 @@
+"""End-to-end training: the ensemble is one big network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemblekit import Method, hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ensemblekit import Loss
+
+
+class EndToEnd(Method):
+    """Trains the whole ensemble as one network: only its combined output is judged."""
+
+    paper = "Dutt et al. 2017, Coupled Ensembles of Neural Networks; GNCL with lambda = 1"
+    formula = "l(f, y)"
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor) -> Tensor:
+        return outputs.new_zeros(outputs.shape[:2])
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(combined, target)

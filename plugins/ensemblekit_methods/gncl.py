@@ -1,0 +1,57 @@
+"""Generalized Negative Correlation Learning: the paper's own method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from ensemblekit import Method, Problem, hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ensemblekit import Loss, Spec
+
+
+class GNCL(Method):
+    """Interpolates between independent (0) and end-to-end (1) training.
+
+    Mode `upper` is the upper bound that the paper proposes; mode `exact` rewards the diversity term of the
+    decomposition itself, whose Hessian D is never built, and works with any twice differentiable loss.
+    """
+
+    paper = "Buschjäger et al. 2020, Generalized Negative Correlation Learning for Deep Ensembling, eq. 4 and 5"
+    formula = (
+        "upper: lambda l(f, y) + ((1 - lambda) / M) sum_i l(h_i, y)\n"
+        "exact: (1/M) sum_i l(h_i, y) - (lambda / 2M) sum_i d_i^T D d_i,  d_i = h_i - f,  D = Hessian of l at f"
+    )
+
+    mode: Literal["upper", "exact"] = Field("upper", description="the upper bound (eq. 5) or the exact term (eq. 4)")
+    lam: float = Field(
+        0.5, alias="lambda", ge=0, description="weight of the ensemble's own loss (at most 1) or of the exact diversity"
+    )
+
+    @field_validator("lam")
+    @classmethod
+    def _upper_interpolates(cls, lam: float, info: ValidationInfo) -> float:
+        if info.data.get("mode") == "upper" and lam > 1:
+            raise ValueError('is more than 1, and mode "upper" interpolates: lower it, or set mode = "exact"')
+        return lam
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor:
+        if self.mode == "upper":
+            return (1 - self.lam) / num_members * loss(outputs, target)
+        diversity = loss.quadratic_form(combined, target, outputs - combined) / 2
+        return (loss(outputs, target) - self.lam * diversity) / num_members
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor | None:
+        return self.lam * loss(combined, target) if self.mode == "upper" else None
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if self.mode == "exact" and not spec.loss.twice_differentiable:
+            what = f'"exact" needs a twice differentiable loss, and "{spec.loss.name}" is not'
+            yield Problem("mode", what, 'set mode = "upper", or another training.loss')

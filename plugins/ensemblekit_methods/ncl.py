@@ -1,0 +1,30 @@
+"""Negative Correlation Learning for the squared error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from ensemblekit import MSE, Method, hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NCL(Method):
+    """Rewards members for differing from the ensemble, measured by the squared error.
+
+    It is defined for the squared error (one-hot for classes) and uses it whatever `training.loss` is;
+    `gncl` with mode "exact" is the same idea for any loss.
+    """
+
+    paper = "Liu and Yao 1999, Ensemble learning via negative correlation; Brown et al. 2005, eq. 17"
+    formula = "(1/M) sum_i [ 1/2 ||h_i - y||^2 - lambda 1/2 ||h_i - f||^2 ]"
+
+    lam: float = Field(0.5, alias="lambda", ge=0, description="weight of the members' spread around the ensemble")
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, combined: Tensor, target: Tensor, num_members: int) -> Tensor:
+        spread = 0.5 * (outputs - combined).square().sum(dim=-1)
+        return (MSE()(outputs, target) - self.lam * spread) / num_members
