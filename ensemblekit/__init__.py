@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ensemblekit.errors import EnsemblekitError, Problem
     from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.losses import MSE, Loss
-    from ensemblekit.plugin import DataInfo, Dataset, Extension, Method, Model, Splits
+    from ensemblekit.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
     from ensemblekit.spec import Spec
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "EnsemblekitError",
     "Extension",
     "GrowingEnsemble",
+    "ImageDataset",
     "Loss",
     "Method",
     "Model",
@@ -56,7 +57,7 @@ _HOMES = {
     "errors": "EnsemblekitError Problem",
     "hookspecs": "GrowingEnsemble hookimpl",
     "losses": "MSE Loss",
-    "plugin": "DataInfo Dataset Extension Method Model Splits",
+    "plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
     "spec": "Spec",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

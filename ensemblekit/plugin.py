@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic_core import to_json
 
 from ensemblekit.errors import Problem
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.utils.data import Dataset as TorchDataset
 
     from ensemblekit.spec import Spec
@@ -129,19 +129,34 @@ class DataInfo:
 
 @dataclass(frozen=True)
 class Splits:
-    """A loaded data set: map-style data sets of (input, target), or pairs of tensors, and what they hold."""
+    """A loaded data set: pairs of tensors (inputs, targets), or map-style data sets of (input, target)."""
 
-    train: TorchDataset[Any] | tuple[Any, Any]
-    validation: TorchDataset[Any] | tuple[Any, Any] | None
-    test: TorchDataset[Any] | tuple[Any, Any]
+    train: TorchDataset[Any] | tuple[Tensor, Tensor]
+    test: TorchDataset[Any] | tuple[Tensor, Tensor]
     info: DataInfo
+    validation: TorchDataset[Any] | tuple[Tensor, Tensor] | None = None
+    """None: cut from the training part by the run's seed."""
     classes: tuple[str, ...] | None = None
+    """The classes' names in the order of their indices."""
+    mean: tuple[float, ...] | None = None
+    """Channel means and deviations of inputs scaled to [0, 1]; None: taken from the training part if needed."""
+    std: tuple[float, ...] | None = None
 
 
 class Dataset(Plugin):
-    """A data set: knows how to load its splits."""
+    """A data set: knows how to load its splits. The parameters here are every data set's."""
 
     kind = "dataset"
+
+    validation_fraction: float = Field(
+        0.1, ge=0, lt=1, description="share of the training data held out for model selection, unless it comes with one"
+    )
+    limit_train: int | None = Field(None, ge=1, description="use that many training samples, classes in proportion")
+    limit_test: int | None = Field(None, ge=1, description="use that many test samples, classes in proportion")
+    storage: Literal["auto", "memory", "stream"] = Field(
+        "auto",
+        description="tensors in memory, or a stream from disk; auto takes memory if the data fits in a quarter of it",
+    )
 
     @property
     def info(self) -> DataInfo | None:
@@ -150,4 +165,19 @@ class Dataset(Plugin):
 
     @abstractmethod
     def load(self, seed: int) -> Splits:
-        """Load the splits; everything random (such as cutting off validation data) is derived from `seed`."""
+        """Load the splits; everything random is derived from `seed`."""
+
+
+class ImageDataset(Dataset):
+    """A data set of images: uint8 (N, channels, height, width), scaled to [0, 1] batch by batch."""
+
+    size: int | None = Field(None, ge=1, description="side that images are resized and centre-cropped to when read")
+    crop_size: int | None = Field(
+        None, ge=1, description="side of what the network sees: random crops in training, centres else"
+    )
+    augment: tuple[Literal["crop", "flip", "rotate"], ...] = Field(
+        (), description="random changes of training images, each image its own"
+    )
+    padding: int = Field(4, ge=0, description="zeros around an image before a random crop of its own size")
+    degrees: float = Field(15.0, ge=0, le=180, description="largest angle of a random rotation")
+    normalise: bool = Field(False, description="subtract the channels' means and divide by their deviations")
