@@ -19,14 +19,16 @@ if TYPE_CHECKING:
         objective,
     )
     from ensemblekit.decomposition import Decomposition
-    from ensemblekit.errors import EnsemblekitError, Problem
+    from ensemblekit.errors import DataError, EnsemblekitError, Problem
     from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.losses import MSE, Loss
+    from ensemblekit.memory import fits_in_memory
     from ensemblekit.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
     from ensemblekit.spec import Spec
 
 __all__ = [
     "MSE",
+    "DataError",
     "DataInfo",
     "Dataset",
     "Decomposition",
@@ -44,6 +46,7 @@ __all__ = [
     "decompose",
     "draw_sample_weights",
     "evaluate",
+    "fits_in_memory",
     "hookimpl",
     "load_spec",
     "methods",
@@ -54,9 +57,10 @@ __all__ = [
 _HOMES = {
     "api": "datasets decompose draw_sample_weights evaluate load_spec methods models objective",
     "decomposition": "Decomposition",
-    "errors": "EnsemblekitError Problem",
+    "errors": "DataError EnsemblekitError Problem",
     "hookspecs": "GrowingEnsemble hookimpl",
     "losses": "MSE Loss",
+    "memory": "fits_in_memory",
     "plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
     "spec": "Spec",
 }
