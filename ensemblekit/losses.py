@@ -7,13 +7,15 @@ treat samples independently, because the diversity term takes its second directi
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import jvp
+from torch.func import grad, jvp
 
 from ensemblekit.errors import DataError, Problem
 from ensemblekit.plugin import Plugin
@@ -45,16 +47,23 @@ class Loss(Plugin):
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         """dᵀ D d (..., B), with D the Hessian of the loss at `at` (B, C) and d the rows of `direction` (..., B, C).
 
-        This is the second derivative along d, so two nested forward derivatives give it for any loss in
-        memory that grows with the size of `direction`; D is never built.
+        This is the second derivative along d, so two nested derivatives give it for any loss in memory that
+        grows with the size of `direction`; D is never built. Forward derivatives are the cheaper ones, and
+        reverse ones serve the few functions of torch that have no others.
         """
+        _load_forward_rules()
         prepared = self.prepare(at, target)
+        # forward derivatives do not take tensors whose elements share memory
+        start, direction = at.expand_as(direction).contiguous(), direction.contiguous()
 
-        def slope(point: Tensor) -> Tensor:
-            along_d: Tensor = jvp(lambda z: self.per_sample(z, prepared), (point,), (direction,))[1]
-            return along_d
+        def value(point: Tensor) -> Tensor:
+            return self.per_sample(point, prepared)
 
-        curvature: Tensor = jvp(slope, (at.expand_as(direction),), (direction,))[1]
+        try:
+            curvature: Tensor = jvp(lambda point: jvp(value, (point,), (direction,))[1], (start,), (direction,))[1]
+        except NotImplementedError:
+            slope = grad(lambda point: value(point).sum())
+            curvature = (grad(lambda point: (slope(point) * direction).sum())(start) * direction).sum(dim=-1)
         return curvature
 
     def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor | None:
@@ -206,6 +215,14 @@ class GaussianHinge(_MarginLoss):
     def probabilities(self, outputs: Tensor) -> Tensor:
         # the expected loss is least where erf(z) = 2 P(y = +1) - 1
         return two_classes((1 + torch.erf(outputs)) / 2)
+
+
+@cache
+def _load_forward_rules() -> None:
+    """Let torch load its rules of forward differentiation, without the warning it raises about its own torch.jit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
 def pick(outputs: Tensor, index: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from ensemblekit.losses import Loss
 ECE_BINS = 15
 
 
+@torch.no_grad()
 def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | None = None) -> dict[str, float]:
     """All metrics of member outputs (M, N, C); `combined` (N, C) is the ensemble's output, by default the mean."""
     if combined is None:

@@ -1,0 +1,91 @@
+"""The equalities between methods that must hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ensemblekit as ek
+
+M, B, C = 5, 6, 4
+GENERATOR = torch.Generator().manual_seed(3)
+OUTPUTS = torch.randn(M, B, C, generator=GENERATOR, dtype=torch.float64)
+CLASSES = torch.randint(C, (B,), generator=GENERATOR)
+REAL = torch.randn(B, C, generator=GENERATOR, dtype=torch.float64)
+
+
+def assert_equal(first: torch.Tensor, second: torch.Tensor) -> None:
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+@pytest.mark.parametrize(("lam", "other"), [(0, "independent"), (1, "end_to_end")])
+def test_gncl_interpolates_between_independent_and_end_to_end(lam, other, loss):
+    assert_equal(
+        ek.objective({"name": "gncl", "lambda": lam}, OUTPUTS, CLASSES, loss),
+        ek.objective(other, OUTPUTS, CLASSES, loss),
+    )
+
+
+def test_exact_gncl_without_weight_is_independent():
+    exact = {"name": "gncl", "mode": "exact", "lambda": 0}
+    assert_equal(ek.objective(exact, OUTPUTS, CLASSES), ek.objective("independent", OUTPUTS, CLASSES))
+
+
+@pytest.mark.parametrize("target", [CLASSES, REAL], ids=["classes", "real"])
+@pytest.mark.parametrize("lam", [0, 0.3, 1, 2])
+def test_ncl_is_exact_gncl_with_the_squared_error(lam, target):
+    exact = {"name": "gncl", "mode": "exact", "lambda": lam}
+    ncl = {"name": "ncl", "lambda": lam}
+    assert_equal(ek.objective(exact, OUTPUTS, target, "mse"), ek.objective(ncl, OUTPUTS, target, "mse"))
+
+
+@pytest.mark.parametrize("target", [CLASSES, REAL], ids=["classes", "real"])
+def test_ncl_with_full_weight_is_end_to_end(target):
+    ncl = ek.objective({"name": "ncl", "lambda": 1}, OUTPUTS, target, "mse")
+    assert_equal(ncl, ek.objective("end_to_end", OUTPUTS, target, "mse"))
+
+
+def test_bagging_with_equal_weights_is_independent():
+    weights = torch.ones(B, M, dtype=torch.float64)
+    bagging = ek.objective("bagging", OUTPUTS, CLASSES, sample_weights=weights)
+    assert_equal(bagging, ek.objective("independent", OUTPUTS, CLASSES))
+
+
+def test_diversity_cooperation_with_cross_entropy_is_divloss_less_the_ensembles_loss():
+    lam = 0.7
+    cooperation = {"name": "diversity_cooperation", "penalty": "cross_entropy", "lambda": lam}
+    divloss = {"name": "divloss", "lambda1": M, "lambda2": lam * M}
+    ensemble_loss = ek.objective("end_to_end", OUTPUTS, CLASSES)
+    assert_equal(ek.objective(cooperation, OUTPUTS, CLASSES), ek.objective(divloss, OUTPUTS, CLASSES) - ensemble_loss)
+
+
+def test_smcl_that_selects_everyone_sums_all_losses():
+    everyone = ek.objective({"name": "smcl", "k": M}, OUTPUTS, CLASSES)
+    assert_equal(everyone, M * ek.objective("independent", OUTPUTS, CLASSES))
+
+
+@pytest.mark.parametrize("name", sorted(ek.methods()))
+def test_a_single_member_is_a_single_network(name):
+    single = OUTPUTS[:1]
+    loss = "mse" if name == "ncl" else "cross_entropy"
+    expected = torch.nn.functional.cross_entropy(single[0], CLASSES)
+    if name == "ncl":
+        expected = 0.5 * (single[0] - torch.nn.functional.one_hot(CLASSES, C)).square().sum(-1).mean()
+    scale = 2 if name == "divloss" else 1  # it judges the ensemble and its only member: the same network twice
+    assert_equal(ek.objective(name, single, CLASSES, loss), scale * expected)
+
+
+def test_methods_compose_weights_from_one_and_losses_from_the_other():
+    weights = torch.rand(B, M, dtype=torch.float64)
+    together = ek.objective(["bagging", {"name": "gncl", "lambda": 0.4}], OUTPUTS, CLASSES, sample_weights=weights)
+    losses = -OUTPUTS.log_softmax(-1)[:, torch.arange(B), CLASSES]
+    ensemble = -OUTPUTS.mean(0).log_softmax(-1)[torch.arange(B), CLASSES]
+    assert_equal(together, (0.4 * ensemble + 0.6 / M * (weights.T * losses).sum(0)).mean())
+
+
+def test_the_last_listed_method_wins():
+    both = ek.objective(["end_to_end", "gncl"], OUTPUTS, CLASSES)
+    assert_equal(both, ek.objective("gncl", OUTPUTS, CLASSES))
+    reverse = ek.objective(["gncl", "end_to_end"], OUTPUTS, CLASSES)
+    assert_equal(reverse, ek.objective("end_to_end", OUTPUTS, CLASSES))
