@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic_core import to_json
 
-from ensemblekit.errors import Problem
+from ensemblekit.errors import PluginError, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,6 +60,11 @@ class Plugin(Section):
     """What it computes, in plain text."""
 
     _name: str | None = PrivateAttr(None)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        for taken in {"name", "kind"} & set(cls.__dict__.get("__annotations__", {})):
+            raise PluginError(f'a plugin cannot have a parameter called "{taken}"', f"class {cls.__name__}", "rename it")
+        super().__init_subclass__(**options)
 
     @property
     def name(self) -> str:

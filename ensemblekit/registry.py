@@ -31,7 +31,6 @@ GROUPS = {
     "loss": "ensemblekit.losses",
     "extension": "ensemblekit.extensions",
 }
-RESERVED_FIELDS = ("name", "kind")
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,6 @@ def _checked(loaded: object, kind: str, name: str, where: str) -> type[Plugin]:
         raise PluginError(
             f'{kind} "{name}" is not a class of that kind', where, f"derive it from ensemblekit.{kind.title()}"
         )
-    for field in RESERVED_FIELDS:
-        if field in loaded.model_fields:
-            raise PluginError(
-                f'{kind} "{name}" has a parameter called "{field}"', where, "rename it: that name is taken"
-            )
     verify_hooks(loaded, name)
     return loaded
 

@@ -1,0 +1,3 @@
+"""Fails to import."""
+
+raise RuntimeError("a dependency is too old")
