@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import tomli_w
@@ -43,6 +44,7 @@ def parameters(section: type[Section]) -> list[Parameter]:
     ]
 
 
+@cache
 def _schemas(section: type[Section]) -> dict[str, dict[str, Any]]:
     """The JSON schema of each field by the field's name in TOML."""
     schemas: dict[str, dict[str, Any]] = section.model_json_schema(by_alias=True).get("properties", {})

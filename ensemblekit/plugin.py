@@ -63,7 +63,9 @@ class Plugin(Section):
 
     def __init_subclass__(cls, **options: Any) -> None:
         for taken in {"name", "kind"} & set(cls.__dict__.get("__annotations__", {})):
-            raise PluginError(f'a plugin cannot have a parameter called "{taken}"', f"class {cls.__name__}", "rename it")
+            raise PluginError(
+                f'a plugin cannot have a parameter called "{taken}"', f"class {cls.__name__}", "rename it"
+            )
         super().__init_subclass__(**options)
 
     @property

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -118,10 +118,6 @@ class Registry:
         for plugins in self._by_name.values():
             yield from plugins.values()
 
-    @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
-
 
 def _plural(kind: str) -> str:
     return GROUPS[kind].rpartition(".")[2]
@@ -143,6 +139,7 @@ def _from_entry_point(kind: str, entry_point: EntryPoint) -> PluginInfo:
     return PluginInfo(kind, entry_point.name, entry_point.value, package, version)
 
 
+@cache
 def _load_class(info: PluginInfo) -> type[Plugin]:
     entry_point = EntryPoint(info.name, info.target, GROUPS[info.kind])
     try:

@@ -11,16 +11,22 @@ from ensemblekit.errors import Problem, SpecError, UsageError
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, or a `SpecError` that says where it cannot be read."""
+    text = ""
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        text = path.read_bytes().decode()
+        return tomllib.loads(text)
     except OSError as error:
         fix = "give the path of a TOML file"
         raise SpecError([Problem("", f"cannot be read: {error.strerror}", fix)], str(path)) from error
     except UnicodeDecodeError as error:
         raise SpecError([Problem("", f"not UTF-8 text: byte {error.start}", "save it as UTF-8")], str(path)) from error
     except (ValueError, RecursionError) as error:  # ValueError includes tomllib's own, with line and column
-        text = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SpecError([Problem("", f"not TOML: {text}", "see https://toml.io for the format")], str(path)) from error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        lines = text.split("\n")
+        reason = reason.replace("at end of document", f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end")
+        raise SpecError(
+            [Problem("", f"not TOML: {reason}", "see https://toml.io for the format")], str(path)
+        ) from error
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -141,7 +141,10 @@ def test_a_spec_that_needs_a_broken_plugin_ends_with_its_error(installed, tmp_pa
 
 
 def test_two_plugins_of_one_name_are_an_error_that_names_both_packages(clashing, tmp_path):
-    for method, packages in {"softmin": "ekexample-clash, ekexample-softmin", "gncl": "ekexample-clash, ensemblekit"}.items():
+    for method, packages in {
+        "softmin": "ekexample-clash, ekexample-softmin",
+        "gncl": "ekexample-clash, ensemblekit",
+    }.items():
         result = validate(tmp_path, method)
         assert result.exit_code == 4
         assert f"by {packages}" in result.stderr
@@ -169,7 +172,9 @@ def test_an_import_path_is_no_plugin_name(registry, name):
 
 
 def test_the_classes_of_a_local_file_are_plugins_for_one_command(registry):
-    assert registry.plugins("method")["soft_min"].description == "Members of little loss on a sample learn most from it."
+    assert (
+        registry.plugins("method")["soft_min"].description == "Members of little loss on a sample learn most from it."
+    )
     assert registry.plugins("model")["linear"].load().__name__ == "Linear"
     assert "soft_min" not in discover().plugins("method")
 
@@ -188,7 +193,10 @@ def test_a_local_file_cannot_take_the_place_of_an_installed_plugin(tmp_path):
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("def f(:", "SyntaxError"),
         ("x = 1", "no plugin class"),
-        ("from ensemblekit import Method\nclass A(Method):\n    name: str = 'x'", 'cannot have a parameter called "name"'),
+        (
+            "from ensemblekit import Method\nclass A(Method):\n    name: str = 'x'",
+            'cannot have a parameter called "name"',
+        ),
     ],
 )
 def test_a_local_file_that_is_no_plugin_is_a_plugin_error(tmp_path, text, reason):
