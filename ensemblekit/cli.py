@@ -17,7 +17,6 @@ from ensemblekit.errors import EnsemblekitError, SpecError, UsageError, did_you_
 
 if TYPE_CHECKING:
     from ensemblekit.registry import PluginInfo, Registry
-    from ensemblekit.spec import Spec
 
 KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "losses": "loss", "extensions": "extension"}
 INTERRUPTED = 130
@@ -86,7 +85,7 @@ _plugin_option = click.option(
 )
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("ensemblekit", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="ensemblekit", message="%(version)s")
 def main(debug: bool) -> None:
@@ -256,6 +255,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     A value of --set is read as TOML; what is no TOML value (a bare word, a path) is a string.
     """
     from ensemblekit.console import Printer
+    from ensemblekit.describe import spec_overview
     from ensemblekit.registry import discover
     from ensemblekit.spec import load_spec
     from ensemblekit.tables import parse_override
@@ -272,34 +272,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     if as_json:
         printer.json({"valid": True, "spec": spec.to_dict()})
         return
-    printer.table(("what will run", ""), _overview(spec))
-
-
-def _overview(spec: Spec) -> list[tuple[str, str]]:
-    from ensemblekit.parameters import toml_value
-
-    def words(table: dict[str, Any]) -> str:
-        settings = ", ".join(f"{key} = {toml_value(value)}" for key, value in table.items() if key != "name")
-        return f"{table['name']} ({settings})" if settings else str(table["name"])
-
-    rows = [
-        ("data", words(spec.data.to_table())),
-        ("model", words(spec.model.to_table())),
-        ("members", str(spec.ensemble.members)),
-    ]
-    for method in spec.methods:
-        rows += [("method", words(method.to_table())), ("  minimises", method.formula)]
-    if not spec.methods:
-        rows.append(("method", "none: members are trained independently"))
-    return [
-        *rows,
-        ("loss", words(spec.loss.to_table())),
-        ("optimizer", words(spec.optimizer.to_table())),
-        ("schedule", words(spec.schedule.to_table())),
-        ("training", f"{spec.training.epochs} epochs, batches of {spec.training.batch_size}"),
-        ("engine", f"{spec.engine.name} on {spec.engine.device}"),
-        ("seed", str(spec.seed)),
-    ]
+    printer.table(("what will run", ""), spec_overview(spec))
 
 
 @main.command()

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -62,7 +63,7 @@ class Plugin(Section):
     _name: str | None = PrivateAttr(None)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        for taken in {"name", "kind"} & set(cls.__dict__.get("__annotations__", {})):
+        for taken in {"name", "kind"} & set(get_annotations(cls)):
             raise PluginError(
                 f'a plugin cannot have a parameter called "{taken}"', f"class {cls.__name__}", "rename it"
             )

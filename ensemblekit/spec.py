@@ -137,24 +137,21 @@ class _Reader:
         for key in tables:
             if key not in allowed:
                 self.problems.append(Problem(str(key), "unknown key", choices(str(key), allowed)))
-        training = self._table(tables.get("training", {}), "training")
-        loss = self.plugin(Loss, training.pop("loss", DEFAULT_LOSS), "training.loss")
+        seed = self._seed(tables.get("seed", 0))
+        data = self._required(Dataset, tables, "data")
+        model = self._required(Model, tables, "model")
         methods = self._methods(tables.get("method", []))
-        parts = {
-            "seed": self._seed(tables.get("seed", 0)),
-            "data": self._required(Dataset, tables, "data"),
-            "model": self._required(Model, tables, "model"),
-            "methods": methods,
-            "loss": loss,
-            "optimizer": self._optimizer(training.pop("optimizer", DEFAULT_OPTIMIZER)),
-            "schedule": self._schedule(training.pop("schedule", DEFAULT_SCHEDULE)),
-            "ensemble": self._ensemble(tables.get("ensemble", {}), methods),
-            "training": self._section(TrainingSection, training, "training", ("loss", "optimizer", "schedule")),
-            "engine": self._section(EngineSection, self._table(tables.get("engine", {}), "engine"), "engine"),
-        }
+        ensemble = self._ensemble(tables.get("ensemble", {}), methods)
+        table = self._table(tables.get("training", {}), "training")
+        loss = self.plugin(Loss, table.pop("loss", DEFAULT_LOSS), "training.loss")
+        optimizer = self._optimizer(table.pop("optimizer", DEFAULT_OPTIMIZER))
+        schedule = self._schedule(table.pop("schedule", DEFAULT_SCHEDULE))
+        training = self._section(TrainingSection, table, "training", ("loss", "optimizer", "schedule"))
+        engine = self._section(EngineSection, self._table(tables.get("engine", {}), "engine"), "engine")
         if self.problems:
             return None
-        spec = Spec(**cast("dict[str, Any]", parts))
+        parts = (data, model, methods, loss, optimizer, schedule, ensemble, training, engine, seed)
+        spec = Spec(*cast("tuple[Any, ...]", parts))  # none of them is None where there is no problem
         self._cross_check(spec)
         return spec
 

@@ -1,7 +1,8 @@
 """A third party's method, as short as they get."""
 
-from ensemblekit import Method, hookimpl
 from pydantic import Field
+
+from ensemblekit import Method, hookimpl
 
 
 class SoftMin(Method):

@@ -1,0 +1,145 @@
+"""Claims about the project itself: how its files depend on each other, and that nothing is left undocumented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import ensemblekit
+from ensemblekit import hookspecs
+from ensemblekit.cli import main
+from ensemblekit.hooks import HOOK_ARGUMENTS
+
+# Each file imports only files above it.
+ORDER = [
+    "errors", "hookspecs", "plugin", "hooks", "seeding", "memory", "losses", "decomposition", "metrics", "objectives",
+    "registry", "parameters", "schedules", "optimizers", "tables", "spec", "describe", "schema", "api", "console",
+    "cli", "__main__",
+]  # fmt: skip
+CORE = sorted(path for path in (ROOT / "ensemblekit").glob("*.py") if path.stem != "__init__")
+PLUGIN_FILES = sorted((ROOT / "plugins").glob("*/*.py"))
+README = (ROOT / "README.md").read_text()
+
+
+def imports(path: Path) -> set[tuple[str, str]]:
+    """(module, name) of every import of ensemblekit's that runs, wherever it stands; not those for type checkers."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in for_types:
+            found |= {(node.module, alias.name) for alias in node.names}
+        if isinstance(node, ast.Import) and id(node) not in for_types:
+            found |= {(alias.name, "") for alias in node.names}
+    return {(module, name) for module, name in found if module.split(".")[0].startswith("ensemblekit")}
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: path.stem)
+def test_a_file_of_the_core_imports_only_files_above_it(path):
+    allowed = ORDER[: ORDER.index(path.stem)]
+    for module, name in imports(path):
+        imported = name if module == "ensemblekit" else module.removeprefix("ensemblekit.")
+        assert imported in allowed, f"{path.name} imports {imported}"
+
+
+@pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_a_built_in_plugin_imports_only_public_names(path):
+    for module, name in imports(path):
+        own = module.split(".")[0] == path.parent.name
+        assert own or (module == "ensemblekit" and name in ensemblekit.__all__), f"{path.name}: {module} {name}"
+
+
+def test_every_plugin_file_has_an_entry_point_or_is_used_by_one_that_has():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    registered = {target.partition(":")[0] for group in project["entry-points"].values() for target in group.values()}
+    used = {module for path in PLUGIN_FILES for module, _ in imports(path)}
+    for path in PLUGIN_FILES:
+        module = f"{path.parent.name}.{path.stem}"
+        assert path.stem == "__init__" or module in registered | used, f"{module} is reachable by nobody"
+
+
+def test_the_core_names_no_method():
+    names = set(ensemblekit.methods()) - {"independent"}  # an ordinary word
+    for path in CORE:
+        if path.stem == "cli":
+            continue  # its help text shows an example
+        strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        assert not names & set(strings), path.name
+
+
+def test_every_public_name_is_importable_and_documented():
+    for name in ensemblekit.__all__:
+        assert inspect.getdoc(getattr(ensemblekit, name)), name
+    assert set(ensemblekit.__all__) <= set(dir(ensemblekit))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        ensemblekit.nonsense  # noqa: B018 - the access is what is tested
+
+
+def test_the_function_objective_is_not_hidden_by_a_module_of_that_name():
+    code = "import ensemblekit as ek, ensemblekit.api, ensemblekit.cli; assert callable(ek.objective)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("hook", sorted(HOOK_ARGUMENTS))
+def test_every_hook_is_documented_with_when_it_is_called_and_in_the_readme(hook):
+    assert "Called" in inspect.getdoc(getattr(hookspecs, hook))
+    assert f"`{hook}`" in README
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_every_command_is_in_the_readme(command):
+    assert f"`ensemblekit {command}" in README
+
+
+@pytest.mark.parametrize("name", sorted(ensemblekit.methods()))
+def test_every_method_is_in_the_readme(name):
+    assert f"`{name}`" in README
+
+
+def test_every_dependency_earns_its_place_in_the_readme():
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for requirement in dependencies:
+        assert f"| {re.split('[>=<]', requirement)[0]} |" in README
+
+
+def test_ci_runs_the_readmes_own_commands():
+    script = (ROOT / ".ci" / "run").read_text()
+    commands = re.findall(r"^(pip install -e .*)$", README, flags=re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        assert command in script
+
+
+def test_the_plugin_of_the_readme_works_as_shown(tmp_path):
+    """The README's example file, spec and command, run as a reader would."""
+    blocks = re.findall(r"```(python|toml)\n# (\S+)\n(.*?)```", README, flags=re.DOTALL)
+    files = {name: text for _, name, text in blocks}
+    assert {"softmin.py", "spec.toml"} <= set(files)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "ensemblekit", "validate", "spec.toml", "--plugin", "softmin.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "soft_min (temperature = 0.5)" in result.stdout
+    code_lines = [line for line in files["softmin.py"].splitlines() if line.strip()]
+    assert len(code_lines) <= 24
+
+
+def test_the_python_example_of_the_readme_runs():
+    (example,) = re.findall(r"```python\nimport ensemblekit as ek\n(.*?)```", README, flags=re.DOTALL)
+    subprocess.run(
+        [sys.executable, "-c", "import ensemblekit as ek\n" + example], check=True, stdout=subprocess.DEVNULL
+    )
