@@ -14,14 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ensemblekit import decomposition, metrics, spec
+from ensemblekit import decomposition, metrics, spec_reader
 from ensemblekit.decomposition import Decomposition
 from ensemblekit.errors import NumericError
 from ensemblekit.losses import Loss
 from ensemblekit.objectives import Objective
 from ensemblekit.plugin import Method
 from ensemblekit.registry import PluginInfo, Registry, discover
-from ensemblekit.spec import DEFAULT_LOSS, Spec, build_plugin
+from ensemblekit.spec import DEFAULT_LOSS, Spec
+from ensemblekit.spec_reader import build_plugin
 
 MethodLike = Method | str | Mapping[str, Any]
 LossLike = Loss | str | Mapping[str, Any]
@@ -38,7 +39,7 @@ def load_spec(
     whose plugin classes the spec may name. Raises a `SpecError` that lists everything that is wrong.
     """
     files = tuple(plugins)
-    return spec.load_spec(source, overrides, discover(files) if files else _installed(tuple(sys.path)))
+    return spec_reader.load_spec(source, overrides, discover(files) if files else _installed(tuple(sys.path)))
 
 
 def objective(

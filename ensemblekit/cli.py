@@ -257,7 +257,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     from ensemblekit.console import Printer
     from ensemblekit.describe import spec_overview
     from ensemblekit.registry import discover
-    from ensemblekit.spec import load_spec
+    from ensemblekit.spec_reader import load_spec
     from ensemblekit.tables import parse_override
 
     printer = Printer()
@@ -277,6 +277,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
 
 @main.command()
 @_plugin_option
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON; there is no other form.")
 def schema(plugin_files: Sequence[str]) -> None:
     """Print the JSON Schema of a spec with all installed plugins, for completion in an editor.
 

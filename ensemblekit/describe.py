@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemblekit.hooks import implemented_hooks
 from ensemblekit.parameters import Parameter, parameters, toml_value
+from ensemblekit.plugin import Section
 from ensemblekit.registry import PluginInfo
 
 if TYPE_CHECKING:
@@ -49,27 +50,36 @@ def snippet(info: PluginInfo, fields: Sequence[Parameter]) -> str:
 
 
 def spec_overview(spec: Spec) -> list[tuple[str, str]]:
-    """What a spec will run, as pairs of a label and words."""
-
-    def words(table: dict[str, Any]) -> str:
-        settings = ", ".join(f"{key} = {toml_value(value)}" for key, value in table.items() if key != "name")
-        return f"{table['name']} ({settings})" if settings else str(table["name"])
-
-    rows = [
-        ("data", words(spec.data.to_table())),
-        ("model", words(spec.model.to_table())),
-        ("members", str(spec.ensemble.members)),
-    ]
+    """What a spec will run, as pairs of a label and words; of long sections only what was set."""
+    rows = [("data", _words(spec.data, only=spec.data.model_fields_set))]
+    if spec.groups:
+        rows += [("model", f"{group.members} × {_words(group.model)}") for group in spec.groups]
+    else:
+        rows.append(("model", _words(spec.model)))
+    rows.append(("members", str(spec.ensemble.members)))
     for method in spec.methods:
-        rows += [("method", words(method.to_table())), ("  minimises", method.formula)]
+        rows.append(("method", _words(method)))
+        if len(spec.methods) == 1:
+            rows.append(("  minimises", method.formula))
+        else:
+            rows.append(("  answers", ", ".join(sorted(implemented_hooks(type(method))))))
     if not spec.methods:
         rows.append(("method", "none: members are trained independently"))
     return [
         *rows,
-        ("loss", words(spec.loss.to_table())),
-        ("optimizer", words(spec.optimizer.to_table())),
-        ("schedule", words(spec.schedule.to_table())),
+        ("loss", _words(spec.loss)),
+        ("optimizer", _words(spec.optimizer, only={"lr", *spec.optimizer.model_fields_set})),
+        ("schedule", _words(spec.schedule, only=spec.schedule.model_fields_set)),
         ("training", f"{spec.training.epochs} epochs, batches of {spec.training.batch_size}"),
         ("engine", f"{spec.engine.name} on {spec.engine.device}"),
         ("seed", str(spec.seed)),
     ]
+
+
+def _words(section: Section, only: Collection[str] | None = None) -> str:
+    """A section's name and its settings; `only` names fields, the others are left out."""
+    aliases = None if only is None else {type(section).model_fields[name].alias or name for name in only}
+    table = section.to_table()
+    name = table.pop("name")
+    settings = ", ".join(f"{key} = {toml_value(table[key])}" for key in table if aliases is None or key in aliases)
+    return f"{name} ({settings})" if settings else str(name)

@@ -44,7 +44,10 @@ def spec_schema(registry: Registry, on_broken: Callable[[PluginError], None]) ->
                 on_broken(error)
         return named(usable, kind)
 
-    method = plugins("method")
+    method, model = plugins("method"), plugins("model")
+    ensemble = section(EnsembleSection, "ensemble")
+    group = {"members": ensemble["properties"]["members"], "model": {"type": "object"}}  # may be a part of a model
+    ensemble["properties"]["groups"] = {"type": "array", "items": {"type": "object", "properties": group}}
     training = section(TrainingSection, "training")
     training["properties"] |= {
         "loss": {**plugins("loss"), "default": DEFAULT_LOSS},
@@ -60,8 +63,8 @@ def spec_schema(registry: Registry, on_broken: Callable[[PluginError], None]) ->
         "properties": {
             "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED, "default": 0},
             "data": plugins("dataset"),
-            "model": plugins("model"),
-            "ensemble": section(EnsembleSection, "ensemble"),
+            "model": model,
+            "ensemble": ensemble,
             "method": {"anyOf": [method, {"type": "array", "items": method}]},
             "training": training,
             "engine": section(EngineSection, "engine"),

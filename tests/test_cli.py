@@ -87,6 +87,7 @@ def test_every_plugin_has_a_complete_page(name):
         assert parameter["allowed"]
     if page["kind"] == "method":
         assert page["formula"]
+        assert page["paper"] or page["package"] != "ensemblekit"
     text = run("inspect", name, *TOYS).stdout
     assert page["description"] in text
     assert page["snippet"] in text

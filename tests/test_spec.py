@@ -9,7 +9,8 @@ from conftest import TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit.errors import SpecError, UsageError
-from ensemblekit.spec import load_spec
+from ensemblekit.registry import discover
+from ensemblekit.spec_reader import load_spec
 from ensemblekit.tables import parse_override
 
 FULL = {
@@ -247,3 +248,54 @@ def test_the_public_function_takes_a_file_overrides_and_local_plugins(tmp_path):
     spec = ek.load_spec(file, overrides={"training.epochs": 3}, plugins=[TOY_PLUGINS])
     assert isinstance(spec, ek.Spec)
     assert (spec.training.epochs, spec.methods[0].lam) == (3, 0.3)
+
+
+def test_groups_give_members_models_of_their_own(tables, tmp_path):
+    tables["model"]["bias"] = False
+    tables["ensemble"] = {
+        "groups": [{"members": 2}, {"members": 3, "model": {"bias": True}}, {"model": {"name": "deep"}}]
+    }
+    extra = tmp_path / "deep.py"
+    extra.write_text('from toy_plugins import Linear\nclass Deep(Linear):\n    """Another model."""\n')
+    registry = discover([TOY_PLUGINS, extra])
+    spec = load_spec(tables, None, registry)
+    assert spec.ensemble.members == 6
+    assert [(model.name, model.bias) for model in spec.member_models] == [
+        ("linear", False), ("linear", False), ("linear", True), ("linear", True), ("linear", True), ("deep", True)
+    ]  # fmt: skip
+    file = tmp_path / "spec.toml"
+    file.write_text(spec.to_toml())
+    assert load_spec(file, None, registry) == spec
+
+
+def test_without_groups_every_member_has_the_same_model(tables, registry):
+    spec = load_spec(tables, {"ensemble.members": 3}, registry)
+    assert spec.member_models == (spec.model,) * 3
+
+
+GROUP_MISTAKES = [
+    ({"members": 4, "groups": [{"members": 3}]}, "ensemble.members", "the groups make 3 members"),
+    ({"groups": {"members": 3}}, "ensemble.groups", "not a list of tables"),
+    ({"groups": [3]}, "ensemble.groups.0", "not a table"),
+    ({"groups": [{"membrs": 3}]}, "ensemble.groups.0.membrs", 'did you mean "members"?'),
+    ({"groups": [{"members": 0}]}, "ensemble.groups.0.members", "greater than or equal to 1"),
+    ({"groups": [{"model": {"bais": 1}}]}, "ensemble.groups.0.model.bais", 'did you mean "bias"?'),
+    ({"groups": [{"model": {"name": "linea"}}]}, "ensemble.groups.0.model.name", 'did you mean "linear"?'),
+]
+
+
+@pytest.mark.parametrize(("ensemble", "path", "expected"), GROUP_MISTAKES)
+def test_mistakes_in_groups_are_found_at_their_place(tables, registry, ensemble, path, expected):
+    tables["ensemble"] = ensemble
+    assert expected in problems(tables, registry)[path]
+
+
+def test_the_models_of_groups_are_checked_against_the_data(tables, registry):
+    tables["ensemble"] = {"groups": [{"members": 2}]}
+    found = problems(tables, registry, {"data.image": True})
+    assert "flat inputs only" in found["ensemble.groups.0.model.name"]
+
+
+def test_snapshot_refuses_groups(tables, registry):
+    tables |= {"ensemble": {"groups": [{"members": 2}]}, "method": {"name": "snapshot", "at_epochs": [2]}}
+    assert "copies one network" in problems(tables, registry)["ensemble.groups"]

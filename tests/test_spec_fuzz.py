@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from test_spec import FULL
 
 from ensemblekit.errors import SpecError, UsageError
-from ensemblekit.spec import Spec, load_spec
+from ensemblekit.spec import Spec
+from ensemblekit.spec_reader import load_spec
 from ensemblekit.tables import parse_override
 
 PATHS = [

@@ -21,8 +21,8 @@ from ensemblekit.hooks import HOOK_ARGUMENTS
 # Each file imports only files above it.
 ORDER = [
     "errors", "hookspecs", "plugin", "hooks", "seeding", "memory", "losses", "decomposition", "metrics", "objectives",
-    "registry", "parameters", "schedules", "optimizers", "tables", "spec", "describe", "schema", "api", "console",
-    "cli", "__main__",
+    "registry", "parameters", "schedules", "optimizers", "tables", "spec", "spec_reader", "describe", "schema", "api",
+    "console", "cli", "__main__",
 ]  # fmt: skip
 CORE = sorted(path for path in (ROOT / "ensemblekit").glob("*.py") if path.stem != "__init__")
 PLUGIN_FILES = sorted((ROOT / "plugins").glob("*/*.py"))

@@ -85,6 +85,9 @@ class Snapshot(Method):
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         epochs = spec.training.epochs
+        if spec.groups:
+            what = f'"{self.name}" copies one network, so its members cannot have models of their own'
+            yield Problem("/ensemble.groups", what, "remove the groups")
         if self.cycles is not None and self.cycles > epochs:
             what = f"{self.cycles}, but there are only {epochs} epochs"
             yield Problem("cycles", what, f"set it to {epochs} or less, or train longer")

@@ -89,3 +89,29 @@ def test_the_last_listed_method_wins():
     assert_equal(both, ek.objective("gncl", OUTPUTS, CLASSES))
     reverse = ek.objective(["gncl", "end_to_end"], OUTPUTS, CLASSES)
     assert_equal(reverse, ek.objective("end_to_end", OUTPUTS, CLASSES))
+
+
+def test_independent_training_gives_each_member_the_weights_of_a_run_by_itself():
+    """Bit for bit, for a number of members that is a power of two, the factor 1/M being in the learning rate."""
+    size, steps = 4, 5
+    generator = torch.Generator().manual_seed(11)
+    inputs = torch.randn(steps, B, 3, generator=generator, dtype=torch.float64)
+
+    def build(member: int) -> torch.nn.Module:
+        torch.manual_seed(member)
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, C)).double()
+
+    def train(members: list[torch.nn.Module], rate: float) -> None:
+        optimizer = torch.optim.SGD([weight for net in members for weight in net.parameters()], lr=rate)
+        for batch in inputs:
+            optimizer.zero_grad()
+            ek.objective("independent", torch.stack([net(batch) for net in members]), CLASSES).backward()
+            optimizer.step()
+
+    together = [build(member) for member in range(size)]
+    train(together, 0.1 * size)
+    for member in range(size):
+        alone = build(member)
+        train([alone], 0.1)
+        for left, right in zip(together[member].parameters(), alone.parameters(), strict=True):
+            assert torch.equal(left, right)
