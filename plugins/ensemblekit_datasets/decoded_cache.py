@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -28,21 +28,17 @@ def write_cache(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, A
     """
     text = json.dumps(notes)
     header = {"notes": text, "sha256": _digest(tensors, text)}
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as handle:
-            temporary = Path(handle.name)
-        save_file(dict(tensors), temporary, header)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
+        with TemporaryDirectory(prefix=".writing-", dir=path.parent) as staging:
+            file = Path(staging, path.name)
+            save_file(dict(tensors), file, header)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(file, path)
     except (OSError, SafetensorError) as error:
         message = f"decoded images are not kept in {path.parent}: {error}; set ENSEMBLEKIT_DATA to a folder with room"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def read_cache(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

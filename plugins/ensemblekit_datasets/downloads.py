@@ -67,7 +67,7 @@ class DownloadedImages(ImageDataset):
         from torchvision.datasets.utils import calculate_md5, download_url
 
         if not self.download:
-            raise self.missing("and download = false")
+            raise self._missing(folder, "and download = false")
         failure: Exception | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,11 +85,11 @@ class DownloadedImages(ImageDataset):
                     raise checksum_mismatch(f"the download of {file.name}", file.md5, calculate_md5(arrived))
         except OSError as error:
             raise cannot_write(folder, error) from error
-        raise self.missing(f"and the download failed: {failure}") from failure
+        raise self._missing(folder, f"and the download failed: {failure}") from failure
 
-    def missing(self, reason: str) -> DataError:
+    def _missing(self, folder: Path, reason: str) -> DataError:
         """The error that says which files are missing, where they may be put, and what else would do."""
-        files = ", ".join(str(file) for file in self.remote_files())
+        files = ", ".join(str(file) for file in self.remote_files() if not (folder / file.name).exists())
         return DataError(
             f"{self.name} is not on this machine, {reason}; missing: {files}",
             "looked for " + ", ".join(str(place) for place in self.places()),
