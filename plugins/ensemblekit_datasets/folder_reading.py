@@ -23,6 +23,9 @@ from ensemblekit_datasets.image_sources import Folder, ImageSource, open_source
 if TYPE_CHECKING:
     from ensemblekit_datasets.decoding import Pixels
 
+CACHE_FORMAT = 1
+"""To be raised whenever the same files would be decoded or kept differently."""
+
 
 class StreamedImages(Dataset[tuple[Tensor, int]]):
     """Image files that are decoded when they are asked for: (uint8 (C, H, W), class index)."""
@@ -64,7 +67,7 @@ def load_folders(
     later loads read what was found from `cache`, as long as the contents are the same.
     """
     source = open_source(path)
-    key = cache_key(source.fingerprint(), decoding)
+    key = cache_key(CACHE_FORMAT, source.fingerprint(), decoding)
     decoded_file = cache / "decoded" / f"{key}.safetensors"
     index_file = cache / "decoded" / f"{key}-index.safetensors"
 

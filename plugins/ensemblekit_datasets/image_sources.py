@@ -24,7 +24,8 @@ DEEPEST = 5
 LARGEST_FILE_BYTES = 256 * 2**20
 MOST_MEMBERS = 20_000_000
 LARGEST_EXPANSION = 200
-"""How many times its own size an archive may unpack to, once that is more than a gigabyte: images hardly shrink."""
+LEAST_LIMIT_BYTES = 2**30
+"""An archive may unpack to so much, or to so many times its own size: images hardly shrink."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ class TarArchive:
             tar.fileobj.seek(tar.offset)
             if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("it ends too early")
+            while tar.fileobj.read(2**20):  # gzip compares its checksum only when it comes to its end
+                pass
         return members
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -168,7 +171,7 @@ class _Guard:
 
     def __init__(self, archive: Path) -> None:
         self._archive = archive
-        self._most_bytes = max(2**30, LARGEST_EXPANSION * archive.stat().st_size)
+        self._most_bytes = max(LEAST_LIMIT_BYTES, LARGEST_EXPANSION * archive.stat().st_size)
         self._num_members = self._num_bytes = 0
 
     def admit(self, name: str, num_bytes: int, fault: str) -> None:

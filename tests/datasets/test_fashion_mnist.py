@@ -100,7 +100,7 @@ def test_a_server_that_stalls_is_given_up(files, server, monkeypatch) -> None:
     server.stall = threading.Event()
     monkeypatch.setattr(downloads, "STALLED_SECONDS", 0.2)
     monkeypatch.setattr(torchvision.datasets.FashionMNIST, "mirrors", [server.url])
-    with pytest.raises(DataError, match="download failed: .*timed out"):
+    with pytest.raises(DataError, match=r"download failed: .*timed out"):
         FashionMNIST().load(0)
 
 
