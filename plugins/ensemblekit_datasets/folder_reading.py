@@ -67,7 +67,9 @@ def load_folders(
     later loads read what was found from `cache`, as long as the contents are the same.
     """
     source = open_source(path)
-    key = cache_key(CACHE_FORMAT, source.fingerprint(), decoding)
+    fingerprint = source.fingerprint()
+    key = cache_key(CACHE_FORMAT, fingerprint, decoding)
+    unpacked = cache / "unpacked" / fingerprint
     decoded_file = cache / "decoded" / f"{key}.safetensors"
     index_file = cache / "decoded" / f"{key}-index.safetensors"
 
@@ -77,7 +79,7 @@ def load_folders(
     if decoded_file.exists() and in_memory(decoded_file.stat().st_size) and (found := read_cache(decoded_file)):
         return _decoded(*found)
     if (found := read_cache(index_file)) and not in_memory(found[1]["num_bytes"]):
-        return _streamed(*found, _on_disk(source, found[1]["names"], cache), decoding)
+        return _streamed(*found, _on_disk(source, found[1]["names"], unpacked), decoding)
 
     folders = arrange(source.entries(), source.path)
     shape = next(decode_all(source.read([next(chain(*folders.names.values()))]), decoding, source.path))[1].shape
@@ -88,7 +90,7 @@ def load_folders(
         tensors = targets | _decode_into_tensors(source, folders, decoding, shape)
         write_cache(decoded_file, tensors, notes)
         return _decoded(tensors, notes)
-    on_disk = _on_disk(source, folders.names, cache)
+    on_disk = _on_disk(source, folders.names, unpacked)
     for _ in _checked(on_disk, folders, decoding, shape):
         pass
     notes["names"] = dict(folders.names)
@@ -133,14 +135,13 @@ def _decode_into_tensors(
     return {f"{part}.images": images for part, images in tensors.items()}
 
 
-def _on_disk(source: ImageSource, names: Mapping[str, Sequence[str]], cache: Path) -> Folder:
-    """The folder that has the files: the source itself, or where its images are unpacked to in one step.
+def _on_disk(source: ImageSource, names: Mapping[str, Sequence[str]], unpacked: Path) -> Folder:
+    """The folder that has the files: the source itself, or `unpacked`, which appears in one step.
 
     Only files that `arrange` took for images are written, under names that the archive's check let pass.
     """
     if isinstance(source, Folder):
         return source
-    unpacked = cache / "unpacked" / source.fingerprint()
     if unpacked.exists():
         return Folder(unpacked)
     try:
