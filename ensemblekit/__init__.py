@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ensemblekit.losses import MSE, Loss
     from ensemblekit.memory import fits_in_memory
     from ensemblekit.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
+    from ensemblekit.seeding import generator
     from ensemblekit.spec import Spec
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "draw_sample_weights",
     "evaluate",
     "fits_in_memory",
+    "generator",
     "hookimpl",
     "load_spec",
     "methods",
@@ -62,6 +64,7 @@ _HOMES = {
     "losses": "MSE Loss",
     "memory": "fits_in_memory",
     "plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
+    "seeding": "generator",
     "spec": "Spec",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

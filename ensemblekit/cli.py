@@ -9,13 +9,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from ensemblekit.errors import EnsemblekitError, SpecError, UsageError, did_you_mean
+from ensemblekit.errors import EnsemblekitError, PluginError, SpecError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from ensemblekit.plugin import Dataset
     from ensemblekit.registry import PluginInfo, Registry
 
 KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "losses": "loss", "extensions": "extension"}
@@ -107,7 +108,7 @@ def list_plugins(kind: str | None, plugin_files: Sequence[str], as_json: bool) -
     """List the installed methods, models, data sets, losses and extensions.
 
     Nothing is imported, so this is fast and works when a plugin is broken; `ensemblekit plugins` imports
-    them all and says which ones are.
+    them all and says which ones are. Only `list datasets` looks into its plugins, to say what is present.
     """
     from ensemblekit.console import Printer
     from ensemblekit.registry import discover
@@ -115,32 +116,49 @@ def list_plugins(kind: str | None, plugin_files: Sequence[str], as_json: bool) -
     registry = discover(plugin_files)
     printer = Printer()
     shown = [kind] if kind else list(KINDS)
+    summary = _dataset_summary if kind == "datasets" else _summary
+    found = {plural: [summary(info) for info in registry.plugins(KINDS[plural]).values()] for plural in shown}
     if as_json:
-        found = {plural: [_summary(info) for info in registry.plugins(KINDS[plural]).values()] for plural in shown}
         printer.json(found[kind] if kind else found)
         return
-    for plural in shown:
-        rows = [
-            (info.name, "registered twice; see ensemblekit plugins" if info.rivals else info.description, info.origin)
-            for info in registry.plugins(KINDS[plural]).values()
-        ]
-        if kind is None and rows:
-            printer.heading(plural)
-        printer.table(("name", "description", "package"), rows)
-        if kind is None and rows:
-            printer.text()
-        if kind and not rows:
+    for plural, summaries in found.items():
+        if kind and not summaries:
             printer.text(f"no {plural} are installed")
+        if kind is None and summaries:
+            printer.heading(plural)
+        if kind == "datasets":
+            from ensemblekit.describe import dataset_row
+
+            printer.table(
+                ("name", "description", "samples", "shape", "outputs", "present"),
+                [dataset_row(entry) for entry in summaries],
+            )
+        else:
+            rows = [
+                (entry["name"], entry["description"], f"{entry['package']} {entry['version']}") for entry in summaries
+            ]
+            printer.table(("name", "description", "package"), rows)
+        if kind is None and summaries:
+            printer.text()
 
 
-def _summary(info: PluginInfo) -> dict[str, str]:
+def _summary(info: PluginInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "kind": info.kind,
-        "description": info.description,
+        "description": "registered twice: see ensemblekit plugins" if info.rivals else info.description,
         "package": info.package,
         "version": info.version,
     }
+
+
+def _dataset_summary(info: PluginInfo) -> dict[str, Any]:
+    from ensemblekit.describe import dataset_facts
+
+    try:
+        return {**_summary(info), **dataset_facts(cast("type[Dataset]", info.load())), "error": None}
+    except PluginError as error:
+        return {**_summary(info), "error": str(error)}
 
 
 @main.command("inspect")
@@ -153,7 +171,7 @@ def _summary(info: PluginInfo) -> dict[str, str]:
 def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
     """Explain one plugin: description, formula, parameters, hooks, origin and a TOML snippet to paste."""
     from ensemblekit.console import Printer
-    from ensemblekit.describe import plugin_page
+    from ensemblekit.describe import page_facts, plugin_page
     from ensemblekit.registry import discover
 
     page = plugin_page(_find_one(discover(plugin_files), name, kind))
@@ -165,12 +183,10 @@ def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_
     printer.text(page["description"])
     if page["details"]:
         printer.text(page["details"])
-    facts = [("formula", page["formula"]), ("paper", page["paper"]), ("hooks", ", ".join(page["hooks"]))]
-    facts.append(("package", f"{page['package']} {page['version']}".strip()))
     printer.text()
-    for label, fact in facts:
+    for label, fact in page_facts(page):
         for index, line in enumerate(fact.splitlines()):
-            printer.text(f"{label if index == 0 else '':<9}{line}")
+            printer.text(f"{label if index == 0 else '':<11}{line}")
     printer.text()
     rows = [
         (field["name"], field["type"], _default(field), field["allowed"], field["description"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from ensemblekit.hooks import implemented_hooks
 from ensemblekit.parameters import Parameter, parameters, toml_value
-from ensemblekit.plugin import Section
+from ensemblekit.plugin import Dataset, Section
 from ensemblekit.registry import PluginInfo
 
 if TYPE_CHECKING:
@@ -34,7 +36,62 @@ def plugin_page(info: PluginInfo) -> dict[str, Any]:
         "package": info.package,
         "version": info.version,
         "snippet": snippet(info, fields),
+        **(dataset_facts(plugin_class) if issubclass(plugin_class, Dataset) else {}),
     }
+
+
+def dataset_facts(dataset_class: type[Dataset]) -> dict[str, Any]:
+    """Size, form and origin of a data set, where it was looked for and where it is; None where it is not known.
+
+    As far as it depends on parameters, it is said for their defaults.
+    """
+    facts: dict[str, Any] = {
+        "samples": dataset_class.samples or None,
+        "source": dataset_class.source or None,
+        "licence": dataset_class.licence or None,
+        "task": None,
+        "input_shape": None,
+        "num_outputs": None,
+        "looked_for": [],
+        "found_at": None,
+    }
+    try:
+        dataset = dataset_class()
+    except ValidationError:  # it has a required parameter, such as a path
+        return facts
+    known = dataset.info
+    if known:
+        facts |= {"task": known.task, "input_shape": list(known.input_shape), "num_outputs": known.num_outputs}
+    found = dataset.found_at()
+    return facts | {"looked_for": [str(place) for place in dataset.places()], "found_at": str(found) if found else None}
+
+
+def dataset_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of `list datasets`: name, description, samples, shape, outputs, presence."""
+    if entry["error"]:
+        return entry["name"], f"broken: {entry['error']}", "", "", "", ""
+    presence = f"at {entry['found_at']}" if entry["found_at"] else "no" if entry["looked_for"] else ""
+    outputs = str(entry["num_outputs"] or "")
+    return entry["name"], entry["description"], entry["samples"] or "", _shape(entry), outputs, presence
+
+
+def page_facts(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The page's facts as pairs of a label and lines of text; what is empty prints nothing."""
+    facts = [("formula", page["formula"]), ("paper", page["paper"]), ("hooks", ", ".join(page["hooks"]))]
+    facts.append(("package", f"{page['package']} {page['version']}".strip()))
+    if page["kind"] == "dataset":
+        what = "classes" if page["task"] == "classification" else "values to predict"
+        form = f"{page['task']}: inputs of {_shape(page)}, {page['num_outputs']} {what}"
+        facts.append(("samples", page["samples"] or ""))
+        facts.append(("form", form if page["input_shape"] else "known when it is loaded"))
+        facts += [("source", page["source"] or ""), ("licence", page["licence"] or "")]
+        if page["looked_for"]:
+            facts += [("present", page["found_at"] or "no"), ("looked in", "\n".join(page["looked_for"]))]
+    return facts
+
+
+def _shape(facts: Mapping[str, Any]) -> str:
+    return "×".join(map(str, facts["input_shape"] or ()))
 
 
 def snippet(info: PluginInfo, fields: Sequence[Parameter]) -> str:

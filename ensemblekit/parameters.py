@@ -57,6 +57,9 @@ def allowed_values(schema: dict[str, Any]) -> str:
         return " or ".join(allowed_values(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
     if literals := _literals(schema):
         return ", ".join(toml_value(value) for value in literals)
+    if schema.get("type") == "array":
+        items = schema.get("items") or {"anyOf": schema.get("prefixItems", [{}])}
+        return f"list of {allowed_values(items)}"
     bounds = " and ".join(f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema)
     return f"{_type(schema)} {bounds}".strip()
 
@@ -68,11 +71,8 @@ def _literals(schema: dict[str, Any]) -> list[Any]:
 def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"] if choice.get("type") != "null"))
-    name = schema.get("type", "any")
-    if name == "array":
-        items = schema.get("items") or {"anyOf": schema.get("prefixItems", [{}])}
-        return f"list of {allowed_values(items)}"
-    return {"object": "table", "boolean": "true or false"}.get(name, str(name))
+    words = {"object": "table", "array": "list", "boolean": "true or false"}
+    return words.get(schema.get("type", "any"), str(schema.get("type", "any")))
 
 
 def toml_value(value: Any) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import get_annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -155,6 +156,12 @@ class Dataset(Plugin):
     """A data set: knows how to load its splits. The parameters here are every data set's."""
 
     kind = "dataset"
+    source: ClassVar[str] = ""
+    """Where the data comes from."""
+    licence: ClassVar[str] = ""
+    """What its owners allow."""
+    samples: ClassVar[str] = ""
+    """How many samples it has, in words."""
 
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="share of the training data held out for model selection, unless it comes with one"
@@ -170,6 +177,14 @@ class Dataset(Plugin):
     def info(self) -> DataInfo | None:
         """What is known without loading anything, so that a spec can be checked early; None if nothing is."""
         return None
+
+    def places(self) -> Sequence[Path]:
+        """Where its files are looked for, first match wins; empty if it needs none."""
+        return ()
+
+    def found_at(self) -> Path | None:
+        """The place where it is present now; None if it is absent or needs no files."""
+        return next((place for place in self.places() if place.exists()), None)
 
     @abstractmethod
     def load(self, seed: int) -> Splits:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from places import TOY_PLUGINS
 
 from ensemblekit.registry import Registry, discover
-
-ROOT = Path(__file__).parent.parent
-TOY_PLUGINS = Path(__file__).parent / "toy_plugins.py"
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner, Result
-from conftest import TOY_PLUGINS
+from places import TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit.cli import main

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import TOY_PLUGINS
+from places import TOY_PLUGINS
 
 from ensemblekit.cli import main
 from ensemblekit.errors import PluginError, UsageError

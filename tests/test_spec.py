@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-from conftest import TOY_PLUGINS
+from places import TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit.errors import SpecError, UsageError

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 import ensemblekit
 from ensemblekit import hookspecs
