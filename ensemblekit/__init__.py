@@ -18,17 +18,22 @@ if TYPE_CHECKING:
         models,
         objective,
     )
+    from ensemblekit.data import Batch, Data, Split, load_data
     from ensemblekit.decomposition import Decomposition
     from ensemblekit.errors import DataError, EnsemblekitError, Problem
+    from ensemblekit.given import data_from_datasets
     from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.losses import MSE, Loss
     from ensemblekit.memory import fits_in_memory
     from ensemblekit.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
     from ensemblekit.seeding import generator
     from ensemblekit.spec import Spec
+    from ensemblekit.splitting import hold_out
 
 __all__ = [
     "MSE",
+    "Batch",
+    "Data",
     "DataError",
     "DataInfo",
     "Dataset",
@@ -42,14 +47,18 @@ __all__ = [
     "Model",
     "Problem",
     "Spec",
+    "Split",
     "Splits",
+    "data_from_datasets",
     "datasets",
     "decompose",
     "draw_sample_weights",
     "evaluate",
     "fits_in_memory",
     "generator",
+    "hold_out",
     "hookimpl",
+    "load_data",
     "load_spec",
     "methods",
     "models",
@@ -58,14 +67,17 @@ __all__ = [
 
 _HOMES = {
     "api": "datasets decompose draw_sample_weights evaluate load_spec methods models objective",
+    "data": "Batch Data Split load_data",
     "decomposition": "Decomposition",
     "errors": "DataError EnsemblekitError Problem",
+    "given": "data_from_datasets",
     "hookspecs": "GrowingEnsemble hookimpl",
     "losses": "MSE Loss",
     "memory": "fits_in_memory",
     "plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
     "seeding": "generator",
     "spec": "Spec",
+    "splitting": "hold_out",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -1,0 +1,37 @@
+"""Diabetes progression: a small regression problem that is part of scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.preprocessing import StandardScaler
+
+from ensemblekit import DataInfo, Dataset, Splits
+
+TEST_EVERY = 5
+
+
+class Diabetes(Dataset):
+    """442 patients, 10 measurements each and the progression of their diabetes a year later; embedded, regression.
+
+    The split is fixed, whatever the seed: every fifth patient is for testing. Measurements and progression are
+    standardised by the other patients, those later held out for validation included.
+    """
+
+    paper = "Efron et al. 2004, Least Angle Regression"
+
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo("regression", (10,), 1)
+
+    def load(self, seed: int) -> Splits:
+        inputs, progression = load_diabetes(return_X_y=True, scaled=False)
+        targets = progression.reshape(-1, 1)
+        test = np.arange(len(inputs)) % TEST_EVERY == TEST_EVERY - 1
+        scaled = [
+            torch.from_numpy(StandardScaler().fit(values[~test]).transform(values)).float()
+            for values in (inputs, targets)
+        ]
+        train_part, test_part = ((scaled[0][rows], scaled[1][rows]) for rows in (~test, test))
+        return Splits(train=train_part, test=test_part, info=self.info)

@@ -1,0 +1,161 @@
+"""Tables of your own: CSV or NPZ, classification or regression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch import Tensor
+
+from ensemblekit import DataError, DataInfo, Dataset, Splits, hold_out
+from ensemblekit_datasets.columns import Columns, Kind, read_columns
+
+Array = npt.NDArray[Any]
+ABSENT = "(missing)"
+
+
+class Table(Dataset):
+    """A table of your own in a CSV or NPZ file, for classification or regression.
+
+    Numbers are standardised, a missing one is the mean; other columns are one-hot, with a category for what is
+    missing, and a category that the training rows do not have is all zeros. Everything is fitted on the training
+    rows alone: neither validation nor test rows count. Targets keep their units.
+    In an NPZ file an array (N,) is a column, and an array `x` of (N, K) is the columns `x[0]`, `x[1]`, …
+    """
+
+    path: Path = Field(description="CSV file with a header, or NPZ file, with the training rows")
+    target: Annotated[str, Field(min_length=1)] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        description="name of the column to predict; several for a regression of several values"
+    )
+    task: Literal["classification", "regression"] = Field("classification", description="what to predict")
+    test_path: Path | None = Field(None, description="file with the test rows, in the same format")
+    test_fraction: float = Field(
+        0.2, gt=0, lt=1, description="share of the rows drawn by seed for testing if there is no test_path"
+    )
+    categorical: tuple[str, ...] = Field((), description="columns that are categories although they look like numbers")
+    delimiter: str = Field(",", min_length=1, max_length=1, description="what separates the fields of a CSV file")
+
+    @field_validator("task")
+    @classmethod
+    def _one_class_column(cls, task: str, info: ValidationInfo) -> str:
+        if task == "classification" and len(_names(info.data.get("target", ""))) != 1:
+            raise ValueError("needs one target column: name one, or set task to regression")
+        return task
+
+    def load(self, seed: int) -> Splits:
+        columns = read_columns(self.path, self.delimiter, self._kinds())
+        features = [name for name in columns.by_name if name not in _names(self.target)]
+        if not features:
+            raise DataError("expected columns besides the target, got none", str(columns.path), "add features")
+        classes = self._classes(columns)
+        targets = self._targets(columns, classes)
+        generator = torch.Generator().manual_seed(seed)
+        if self.test_path is None:
+            rows, test_rows = hold_out(targets, self.test_fraction, generator)
+            test_columns, test_targets = columns, targets[test_rows]
+        else:
+            test_columns = read_columns(self.test_path, self.delimiter, columns.kinds)
+            rows, test_rows = torch.arange(len(columns)), torch.arange(len(test_columns))
+            test_targets = self._targets(test_columns, classes)
+        validation_rows = rows[:0]
+        if self.validation_fraction > 0:
+            kept, held_out = hold_out(targets[rows], self.validation_fraction, generator)
+            rows, validation_rows = rows[kept], rows[held_out]
+        encoder = Encoder.fit(columns, rows, features)
+        num_outputs = len(classes) if classes else len(_names(self.target))
+        return Splits(
+            train=(encoder(columns, rows), targets[rows]),
+            validation=(encoder(columns, validation_rows), targets[validation_rows]) if len(validation_rows) else None,
+            test=(encoder(test_columns, test_rows), test_targets),
+            info=DataInfo(self.task, (encoder.num_features,), num_outputs),
+            classes=classes,
+        )
+
+    def _kinds(self) -> dict[str, Kind]:
+        """What is known of the columns before they are read."""
+        kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "text")
+        for name in _names(self.target):
+            kinds[name] = "text" if self.task == "classification" else "number"
+        return kinds
+
+    def _classes(self, train: Columns) -> tuple[str, ...] | None:
+        """The names of the classes, in the order of numbers if they all are."""
+        if self.task == "regression":
+            return None
+        names = {str(name) for name in train.by_name[_names(self.target)[0]] if name is not None}
+        if len(names) < 2:
+            what = f"expected at least 2 classes, got {sorted(names)}"
+            raise DataError(what, f'{train.path}, column "{_names(self.target)[0]}"', "name the column of the classes")
+        integers = all(name.removeprefix("-").isdecimal() for name in names)
+        return tuple(sorted(names, key=int) if integers else sorted(names))
+
+    def _targets(self, columns: Columns, classes: tuple[str, ...] | None) -> Tensor:
+        """Class indices (N,) or real values (N, number of targets)."""
+        values = [columns.by_name[name] for name in _names(self.target)]
+        expected = f"one of {', '.join(classes)}" if classes else "a number"
+        for name, column in zip(_names(self.target), values, strict=True):
+            for row, value in enumerate(column):
+                missing = value is None or value != value
+                if missing or (classes and value not in classes):
+                    what = f"expected {expected:.200}, got {'nothing' if missing else value}"
+                    raise DataError(what, columns.where(row, name), "correct it, or remove the row")
+        if classes is None:
+            return torch.from_numpy(np.stack(values, axis=1)).float()
+        index = {name: position for position, name in enumerate(classes)}
+        return torch.tensor([index[value] for value in values[0]])
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Columns → features (N, F): numbers first, then categories, as fitted on some rows."""
+
+    numeric: tuple[str, ...]
+    categorical: tuple[str, ...]
+    scaler: Any
+    one_hot: Any
+    num_features: int
+
+    @classmethod
+    def fit(cls, columns: Columns, rows: Tensor, features: Iterable[str]) -> Encoder:
+        is_numeric = {name: columns.by_name[name].dtype.kind == "f" for name in features}
+        numeric = tuple(name for name, number in is_numeric.items() if number)
+        categorical = tuple(name for name, number in is_numeric.items() if not number)
+        numbers, categories = _numbers(columns, rows, numeric), _categories(columns, rows, categorical)
+        for name, column in zip(numeric, numbers.T, strict=True):
+            if np.isnan(column).all():
+                what = "expected at least one number in the training rows, got none"
+                raise DataError(what, f'{columns.path}, column "{name}"', "remove the column")
+        scaler = make_pipeline(SimpleImputer(strategy="mean"), StandardScaler()).fit(numbers) if numeric else None
+        one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(categories) if categorical else None
+        width = len(numeric) + sum(map(len, one_hot.categories_ if one_hot else ()))
+        return cls(numeric, categorical, scaler, one_hot, width)
+
+    def __call__(self, columns: Columns, rows: Tensor) -> Tensor:
+        parts = []
+        if self.scaler is not None:
+            parts.append(self.scaler.transform(_numbers(columns, rows, self.numeric)))
+        if self.one_hot is not None:
+            parts.append(self.one_hot.transform(_categories(columns, rows, self.categorical)))
+        return torch.from_numpy(np.hstack(parts)).float()
+
+
+def _numbers(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
+    return np.array([columns.by_name[name][rows.numpy()] for name in names]).reshape(len(names), len(rows)).T
+
+
+def _categories(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
+    picked = [[value or ABSENT for value in columns.by_name[name][rows.numpy()]] for name in names]
+    return np.array(picked, dtype=object).reshape(len(names), len(rows)).T
+
+
+def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (target,) if isinstance(target, str) else target
