@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ensemblekit.api import (
+        build_model,
         datasets,
         decompose,
         draw_sample_weights,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         objective,
     )
     from ensemblekit.decomposition import Decomposition
-    from ensemblekit.errors import DataError, EnsemblekitError, Problem
+    from ensemblekit.errors import DataError, EnsemblekitError, Problem, UsageError, did_you_mean
     from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.losses import MSE, Loss
     from ensemblekit.memory import fits_in_memory
@@ -42,8 +43,11 @@ __all__ = [
     "Problem",
     "Spec",
     "Splits",
+    "UsageError",
+    "build_model",
     "datasets",
     "decompose",
+    "did_you_mean",
     "draw_sample_weights",
     "evaluate",
     "fits_in_memory",
@@ -55,9 +59,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": "datasets decompose draw_sample_weights evaluate load_spec methods models objective",
+    "api": "build_model datasets decompose draw_sample_weights evaluate load_spec methods models objective",
     "decomposition": "Decomposition",
-    "errors": "DataError EnsemblekitError Problem",
+    "errors": "DataError EnsemblekitError Problem UsageError did_you_mean",
     "hookspecs": "GrowingEnsemble hookimpl",
     "losses": "MSE Loss",
     "memory": "fits_in_memory",
