@@ -48,9 +48,9 @@ class BinaryResNet(ImageModel):
 def binarise(values: Tensor, thresholds: Tensor | float = 0.0) -> Tensor:
     """Exactly -1 below the threshold and +1 from it on; the gradient passes where |value| ≤ 1 and is zero elsewhere."""
     signs = torch.where(values >= thresholds, 1.0, -1.0).to(values.dtype)
-    clipped = values.clamp(-1, 1)
-    # The difference is exactly zero and brings only the gradient; (signs - clipped) + clipped would round.
-    return signs + (clipped - clipped.detach())
+    learning = torch.where(values.abs() > 1, 0.0, values)
+    # The difference is exactly zero and brings only the gradient, or nan where a value is nan.
+    return signs + (learning - learning.detach())
 
 
 class _BinaryActivation(nn.Module):
