@@ -90,13 +90,13 @@ def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> d
     return metrics.evaluate(outputs, target, chosen)
 
 
-def build_model(model: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:
+def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:
     """One member, (B, *input_shape) → (B, num_outputs), on the CPU: the first of an ensemble with this seed.
 
-    The model is a table, a name or an instance; torch's own random number generators are left as they were.
+    `spec` is the model's table, its name or an instance; torch's own random number generators are left as they were.
     """
-    chosen = model if isinstance(model, Model) else build_plugin(Model, model, _installed(tuple(sys.path)))
-    return build_member(chosen, tuple(input_shape), num_outputs, seed, member=0)
+    model = spec if isinstance(spec, Model) else build_plugin(Model, spec, _installed(tuple(sys.path)))
+    return build_member(model, tuple(input_shape), num_outputs, seed, member=0)
 
 
 def methods() -> Mapping[str, PluginInfo]:

@@ -129,6 +129,6 @@ def test_a_binary_member_passes_90_percent_on_digits(digits, one_thread):
 
 
 def test_an_end_to_end_ensemble_of_binary_members_beats_a_single_one(digits, one_thread):
-    single = accuracy_after_training(digits, num_members=1, width=8, epochs=5)
-    ensemble = accuracy_after_training(digits, num_members=4, width=8, epochs=5)
+    single = accuracy_after_training(digits, num_members=1, width=8, epochs=4)
+    ensemble = accuracy_after_training(digits, num_members=4, width=8, epochs=4)
     assert ensemble > single + 0.02

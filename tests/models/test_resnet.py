@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ensemblekit_models.resnet import ResNet
 from torch import nn
 from torch.nn import functional
 
@@ -59,32 +58,41 @@ def test_a_table_is_refused_by_a_convolutional_network(name):
         ek.build_model(name, (64,), 10)
 
 
+STUB_DATASET = """
+import ensemblekit as ek
+
+class Stub(ek.Dataset):
+    'Knows at most its shape.'
+
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def info(self):
+        return self.shape and ek.DataInfo("classification", self.shape, 10)
+
+    def load(self, seed):
+        raise AssertionError("loaded")
+"""
+
+
 @pytest.mark.parametrize(
-    ("input_shape", "problem"), [((1, 8, 8), "halved only 3 times"), ((10,), "takes images"), ((1, 16, 16), None)]
+    ("model", "shape", "problem"),
+    [
+        ("resnet", [1, 8, 8], r"model\.blocks: 4, but images of 8×8 can be halved only 3 times"),
+        ("binary_resnet", [10], "model: .* takes images"),
+        ("torchvision", [3, 32], "model: .* takes images"),
+        ("resnet", [1, 16, 16], None),
+        ("resnet", None, None),
+        ("mlp", [10], None),
+    ],
 )
-def test_a_spec_with_inputs_that_do_not_fit_is_found_before_data_is_loaded(input_shape, problem, monkeypatch):
-    class Stub(ek.Dataset):
-        """Knows its shape only."""
-
-        @property
-        def info(self):
-            return ek.DataInfo("classification", input_shape, 10)
-
-        def load(self, seed):
-            raise AssertionError("loaded")
-
-    spec = type("Spec", (), {"data": Stub()})()
-    found = [str(problem) for problem in ResNet().check_spec(spec)]
-    assert ([] if problem is None else [problem]) == [problem for text in found if problem in text]
-    assert len(found) == (problem is not None)
-
-
-def test_nothing_is_said_of_a_data_set_whose_shape_is_unknown():
-    class Stub(ek.Dataset):
-        """Knows nothing."""
-
-        def load(self, seed):
-            raise AssertionError("loaded")
-
-    spec = type("Spec", (), {"data": Stub()})()
-    assert list(ResNet().check_spec(spec)) == []
+def test_inputs_that_do_not_fit_are_found_in_the_spec_before_data_is_loaded(tmp_path, model, shape, problem):
+    file = tmp_path / "stub.py"
+    file.write_text(STUB_DATASET)
+    data = {"name": "stub"} if shape is None else {"name": "stub", "shape": shape}
+    tables = {"data": data, "model": {"name": model}}
+    if problem is None:
+        assert ek.load_spec(tables, plugins=[file]).model.name == model
+    else:
+        with pytest.raises(ek.EnsemblekitError, match=problem):
+            ek.load_spec(tables, plugins=[file])
