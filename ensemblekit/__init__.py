@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ensemblekit.api import (
+        build_model,
         datasets,
         decompose,
         draw_sample_weights,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     )
     from ensemblekit.data import Batch, Data, Split, load_data
     from ensemblekit.decomposition import Decomposition
-    from ensemblekit.errors import DataError, EnsemblekitError, Problem
+    from ensemblekit.errors import DataError, EnsemblekitError, Problem, UsageError, did_you_mean
     from ensemblekit.given import data_from_datasets
     from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.losses import MSE, Loss
@@ -49,9 +50,12 @@ __all__ = [
     "Spec",
     "Split",
     "Splits",
+    "UsageError",
+    "build_model",
     "data_from_datasets",
     "datasets",
     "decompose",
+    "did_you_mean",
     "draw_sample_weights",
     "evaluate",
     "fits_in_memory",
@@ -66,11 +70,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": "datasets decompose draw_sample_weights evaluate load_spec methods models objective",
     "data": "Batch Data Split load_data",
-    "decomposition": "Decomposition",
-    "errors": "DataError EnsemblekitError Problem",
     "given": "data_from_datasets",
+    "api": "build_model datasets decompose draw_sample_weights evaluate load_spec methods models objective",
+    "decomposition": "Decomposition",
+    "errors": "DataError EnsemblekitError Problem UsageError did_you_mean",
     "hookspecs": "GrowingEnsemble hookimpl",
     "losses": "MSE Loss",
     "memory": "fits_in_memory",

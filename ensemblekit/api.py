@@ -12,20 +12,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensemblekit import decomposition, metrics, spec_reader
 from ensemblekit.decomposition import Decomposition
 from ensemblekit.errors import NumericError
 from ensemblekit.losses import Loss
+from ensemblekit.members import build_member
 from ensemblekit.objectives import Objective
-from ensemblekit.plugin import Method
+from ensemblekit.plugin import Method, Model
 from ensemblekit.registry import PluginInfo, Registry, discover
 from ensemblekit.spec import DEFAULT_LOSS, Spec
 from ensemblekit.spec_reader import build_plugin
 
 MethodLike = Method | str | Mapping[str, Any]
 LossLike = Loss | str | Mapping[str, Any]
+ModelLike = Model | str | Mapping[str, Any]
 
 
 def load_spec(
@@ -87,6 +89,15 @@ def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> d
     chosen = _loss(loss or ("mse" if target.is_floating_point() else DEFAULT_LOSS))
     chosen.check_values(outputs, target)
     return metrics.evaluate(outputs, target, chosen)
+
+
+def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:
+    """One member, (B, *input_shape) → (B, num_outputs), on the CPU: the first of an ensemble with this seed.
+
+    `spec` is the model's table, its name or an instance; torch's own random number generators are left as they were.
+    """
+    model = spec if isinstance(spec, Model) else build_plugin(Model, spec, _installed(tuple(sys.path)))
+    return build_member(model, tuple(input_shape), num_outputs, seed, member=0)
 
 
 def methods() -> Mapping[str, PluginInfo]:

@@ -1,0 +1,115 @@
+"""The residual network with one-bit weights and activations."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ensemblekit import Problem
+from ensemblekit_models.image_model import ImageModel, too_many_poolings
+
+
+class BinaryResNet(ImageModel):
+    """The small residual network with weights and activations of -1 and +1.
+
+    Real-valued master weights learn through the straight-through estimator. The first convolution's input stays
+    real, and so do the residual sums between blocks: they are normalised and binarised where a convolution reads
+    them. For that, batch norm comes before each convolution and not after it; otherwise, and in the number of
+    parameters but for the output's scale, it is the model `resnet`.
+    """
+
+    paper = "Hubara et al. 2016, Binarized Neural Networks"
+    formula = "forward: sign(x), in training +1 with probability clip((x + 1) / 2, 0, 1); backward: 1 where |x| <= 1"
+
+    width: int = Field(32, ge=1, description="filters of every convolution, W")
+    blocks: int = Field(4, ge=1, description="residual blocks, each of which halves height and width")
+    stochastic: bool = Field(
+        True, description="draw the activations at random in training; weights, and evaluation, always use the sign"
+    )
+
+    def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
+        return super().input_problem(input_shape) or too_many_poolings(self.blocks, input_shape)
+
+    def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        channels, height, width = input_shape
+        pixels = (height >> self.blocks) * (width >> self.blocks)
+        return nn.Sequential(
+            _RealInputConv2d(channels, self.width, kernel_size=3, padding=1),
+            *(_Block(self.width, self.stochastic) for _ in range(self.blocks)),
+            nn.BatchNorm2d(self.width),
+            _BinaryActivation(self.stochastic),
+            nn.Flatten(),
+            _ScaledBinaryLinear(self.width * pixels, num_outputs),
+        )
+
+
+def binarise(values: Tensor, thresholds: Tensor | float = 0.0) -> Tensor:
+    """Exactly -1 below the threshold and +1 from it on; the gradient passes where |value| ≤ 1 and is zero elsewhere."""
+    signs = torch.where(values >= thresholds, 1.0, -1.0).to(values.dtype)
+    learning = torch.where(values.abs() > 1, 0.0, values)
+    # The difference is exactly zero and brings only the gradient, or nan where a value is nan.
+    return signs + (learning - learning.detach())
+
+
+class _BinaryActivation(nn.Module):
+    def __init__(self, stochastic: bool) -> None:
+        super().__init__()
+        self.stochastic = stochastic
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.training and self.stochastic:
+            # A threshold uniform on (-1, 1] is reached with the hard sigmoid's probability.
+            return binarise(values, 1 - 2 * torch.rand_like(values))
+        return binarise(values)
+
+
+class _RealInputConv2d(nn.Conv2d):
+    """Weights of ±1 on real inputs, scaled so that inputs of unit variance give outputs of unit variance."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        gain = self.weight[0].numel() ** -0.5
+        return functional.conv2d(images, binarise(self.weight), self.bias, padding=self.padding) * gain
+
+
+class _BinaryConv2d(nn.Conv2d):
+    """Weights of ±1 on activations of ±1; the border is -1, since zero is none of the two values."""
+
+    def forward(self, activations: Tensor) -> Tensor:
+        padded = functional.pad(activations, (1, 1, 1, 1), value=-1.0)
+        return functional.conv2d(padded, binarise(self.weight))
+
+
+class _ScaledBinaryLinear(nn.Linear):
+    """Weights of ±1 on activations of ±1; the integers that result are brought to a learned scale."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.scale = nn.Parameter(torch.tensor(in_features**-0.5))
+
+    def forward(self, activations: Tensor) -> Tensor:
+        return functional.linear(activations, binarise(self.weight)) * self.scale + self.bias
+
+
+class _Block(nn.Module):
+    """(B, W, H, W') → (B, W, H // 2, W' // 2); the sum stays real, so that its gradient passes every block.
+
+    Max-pooling shifts the sum upwards, so the sign would lose most of it without the batch norm that follows.
+    """
+
+    def __init__(self, width: int, stochastic: bool) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.BatchNorm2d(width),
+            _BinaryActivation(stochastic),
+            _BinaryConv2d(width, width, kernel_size=3, bias=False),
+            nn.BatchNorm2d(width),
+            _BinaryActivation(stochastic),
+            _BinaryConv2d(width, width, kernel_size=3, bias=False),
+        )
+        self.gain = (9 * width) ** -0.5  # a sum of 9 W signs, brought to unit variance
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, sums: Tensor) -> Tensor:
+        return self.pool(torch.add(sums, self.residual(sums), alpha=self.gain))

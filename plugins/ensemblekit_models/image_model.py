@@ -1,0 +1,50 @@
+"""What the convolutional models share: they take images, and say so before anything is built."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ensemblekit import Model, Problem, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ensemblekit import Spec
+
+
+class ImageModel(Model):
+    """A model whose inputs are images (channels, height, width)."""
+
+    def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
+        """Why the model cannot take such inputs, or None if it can."""
+        if len(input_shape) == 3:
+            return None
+        what = f'"{self.name}" takes images (channels, height, width), not inputs of shape {input_shape}'
+        return Problem("", what, 'use the model "mlp", or a data set of images')
+
+    @abstractmethod
+    def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        """A new network for inputs that have been found to fit."""
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        problem = self.input_problem(spec.data.info.input_shape) if spec.data.info else None
+        return () if problem is None else (problem,)
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        problem = self.input_problem(input_shape)
+        if problem is not None:
+            raise UsageError(problem.what, f"{self.name}.{problem.path}".rstrip("."), problem.fix)
+        return self.network(input_shape, num_outputs)
+
+
+def too_many_poolings(blocks: int, input_shape: tuple[int, ...]) -> Problem | None:
+    """The problem of images that vanish when each of the blocks halves them; None if something is left."""
+    _, height, width = input_shape
+    fitting = min(height, width).bit_length() - 1
+    if blocks <= fitting:
+        return None
+    what = f"{blocks}, but images of {height}×{width} can be halved only {fitting} times"
+    fix = f"set blocks to {fitting} or less, or use larger images" if fitting else "use larger images"
+    return Problem("blocks", what, fix)

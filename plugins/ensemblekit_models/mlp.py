@@ -1,0 +1,34 @@
+"""The multi-layer perceptron, for tables and for the quick start."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from ensemblekit import Model
+
+
+class MLP(Model):
+    """A multi-layer perceptron that flattens its input; without hidden layers it is linear."""
+
+    formula = "[linear, batch norm, ReLU, dropout] for each hidden layer, linear"
+
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64), description="sizes of the hidden layers")
+    batch_norm: bool = Field(True, description="normalise each hidden layer over the batch")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of each hidden layer that is dropped in training")
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()]
+        size = prod(input_shape)
+        for hidden in self.hidden:
+            layers.append(nn.Linear(size, hidden))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm1d(hidden))
+            layers.append(nn.ReLU(inplace=True))
+            if self.dropout:
+                layers.append(nn.Dropout(self.dropout))
+            size = hidden
+        return nn.Sequential(*layers, nn.Linear(size, num_outputs))

@@ -1,0 +1,53 @@
+"""The small residual network of the GNCL paper."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from ensemblekit import Problem
+from ensemblekit_models.image_model import ImageModel, too_many_poolings
+
+
+class ResNet(ImageModel):
+    """A small residual network: a convolution, blocks that each halve the image, one linear layer."""
+
+    paper = "He et al. 2016, Deep Residual Learning for Image Recognition; as in Buschjäger et al. 2020, sec. 5"
+    formula = "conv-BN-ReLU, blocks x [max-pool(x + conv-BN-ReLU-conv-BN-ReLU(x))], linear"
+
+    width: int = Field(32, ge=1, description="filters of every convolution, W")
+    blocks: int = Field(4, ge=1, description="residual blocks, each of which halves height and width")
+
+    def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
+        return super().input_problem(input_shape) or too_many_poolings(self.blocks, input_shape)
+
+    def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        channels, height, width = input_shape
+        pixels = (height >> self.blocks) * (width >> self.blocks)
+        return nn.Sequential(
+            nn.Conv2d(channels, self.width, kernel_size=3, padding=1),
+            nn.BatchNorm2d(self.width),
+            nn.ReLU(inplace=True),
+            *(_Block(self.width) for _ in range(self.blocks)),
+            nn.Flatten(),
+            nn.Linear(self.width * pixels, num_outputs),
+        )
+
+
+class _Block(nn.Module):
+    """(B, W, H, W') → (B, W, H // 2, W' // 2)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        )
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.pool(images + self.residual(images))
