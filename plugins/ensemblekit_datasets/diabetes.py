@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from sklearn.datasets import load_diabetes
-from sklearn.preprocessing import StandardScaler
-
 from ensemblekit import DataInfo, Dataset, Splits
 
 TEST_EVERY = 5
@@ -19,13 +14,20 @@ class Diabetes(Dataset):
     standardised by the other patients, those later held out for validation included.
     """
 
-    paper = "Efron et al. 2004, Least Angle Regression"
+    source = "Efron et al. 2004, Least Angle Regression; in scikit-learn"
+    licence = "none stated"
+    samples = "354 training and 88 test patients"
 
     @property
     def info(self) -> DataInfo:
         return DataInfo("regression", (10,), 1)
 
     def load(self, seed: int) -> Splits:
+        import numpy as np
+        import torch
+        from sklearn.datasets import load_diabetes
+        from sklearn.preprocessing import StandardScaler
+
         inputs, progression = load_diabetes(return_X_y=True, scaled=False)
         targets = progression.reshape(-1, 1)
         test = np.arange(len(inputs)) % TEST_EVERY == TEST_EVERY - 1

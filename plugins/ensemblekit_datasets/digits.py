@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from sklearn.datasets import load_digits
-
 from ensemblekit import DataInfo, ImageDataset, Splits
 
 SIDE = 8
@@ -19,7 +16,9 @@ class Digits(ImageDataset):
     sample of each class is for testing.
     """
 
-    paper = "Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (test part), UCI; CC BY 4.0"
+    source = "Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (its test part), UCI; in scikit-learn"
+    licence = "CC BY 4.0"
+    samples = "1,442 training and 355 test images"
 
     @property
     def info(self) -> DataInfo:
@@ -27,6 +26,9 @@ class Digits(ImageDataset):
         return DataInfo("classification", (1, side, side), NUM_CLASSES)
 
     def load(self, seed: int) -> Splits:
+        import torch
+        from sklearn.datasets import load_digits
+
         digits = load_digits()
         images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
         classes = torch.from_numpy(digits.target).long()

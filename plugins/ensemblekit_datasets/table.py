@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from pydantic import Field, ValidationInfo, field_validator
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from torch import Tensor
 
-from ensemblekit import DataError, DataInfo, Dataset, Splits, hold_out
-from ensemblekit_datasets.columns import Columns, Kind, read_columns
+from ensemblekit import DataError, DataInfo, Dataset, Splits
 
-Array = npt.NDArray[Any]
-ABSENT = "(missing)"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ensemblekit_datasets.columns import Columns, Kind
 
 
 class Table(Dataset):
@@ -31,6 +23,8 @@ class Table(Dataset):
     rows alone: neither validation nor test rows count. Targets keep their units.
     In an NPZ file an array (N,) is a column, and an array `x` of (N, K) is the columns `x[0]`, `x[1]`, …
     """
+
+    source = "your own files"
 
     path: Path = Field(description="CSV file with a header, or NPZ file, with the training rows")
     target: Annotated[str, Field(min_length=1)] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
@@ -52,15 +46,21 @@ class Table(Dataset):
         return task
 
     def load(self, seed: int) -> Splits:
+        import torch
+
+        from ensemblekit import generator, hold_out
+        from ensemblekit_datasets.columns import read_columns
+        from ensemblekit_datasets.encoding import Encoder
+
         columns = read_columns(self.path, self.delimiter, self._kinds())
         features = [name for name in columns.by_name if name not in _names(self.target)]
         if not features:
             raise DataError("expected columns besides the target, got none", str(columns.path), "add features")
         classes = self._classes(columns)
         targets = self._targets(columns, classes)
-        generator = torch.Generator().manual_seed(seed)
+        random = generator(seed, "table")
         if self.test_path is None:
-            rows, test_rows = hold_out(targets, self.test_fraction, generator)
+            rows, test_rows = hold_out(targets, self.test_fraction, random)
             test_columns, test_targets = columns, targets[test_rows]
         else:
             test_columns = read_columns(self.test_path, self.delimiter, columns.kinds)
@@ -68,7 +68,7 @@ class Table(Dataset):
             test_targets = self._targets(test_columns, classes)
         validation_rows = rows[:0]
         if self.validation_fraction > 0:
-            kept, held_out = hold_out(targets[rows], self.validation_fraction, generator)
+            kept, held_out = hold_out(targets[rows], self.validation_fraction, random)
             rows, validation_rows = rows[kept], rows[held_out]
         encoder = Encoder.fit(columns, rows, features)
         num_outputs = len(classes) if classes else len(_names(self.target))
@@ -100,6 +100,9 @@ class Table(Dataset):
 
     def _targets(self, columns: Columns, classes: tuple[str, ...] | None) -> Tensor:
         """Class indices (N,) or real values (N, number of targets)."""
+        import numpy as np
+        import torch
+
         values = [columns.by_name[name] for name in _names(self.target)]
         expected = f"one of {', '.join(classes)}" if classes else "a number"
         for name, column in zip(_names(self.target), values, strict=True):
@@ -112,49 +115,6 @@ class Table(Dataset):
             return torch.from_numpy(np.stack(values, axis=1)).float()
         index = {name: position for position, name in enumerate(classes)}
         return torch.tensor([index[value] for value in values[0]])
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Columns → features (N, F): numbers first, then categories, as fitted on some rows."""
-
-    numeric: tuple[str, ...]
-    categorical: tuple[str, ...]
-    scaler: Any
-    one_hot: Any
-    num_features: int
-
-    @classmethod
-    def fit(cls, columns: Columns, rows: Tensor, features: Iterable[str]) -> Encoder:
-        is_numeric = {name: columns.by_name[name].dtype.kind == "f" for name in features}
-        numeric = tuple(name for name, number in is_numeric.items() if number)
-        categorical = tuple(name for name, number in is_numeric.items() if not number)
-        numbers, categories = _numbers(columns, rows, numeric), _categories(columns, rows, categorical)
-        for name, column in zip(numeric, numbers.T, strict=True):
-            if np.isnan(column).all():
-                what = "expected at least one number in the training rows, got none"
-                raise DataError(what, f'{columns.path}, column "{name}"', "remove the column")
-        scaler = make_pipeline(SimpleImputer(strategy="mean"), StandardScaler()).fit(numbers) if numeric else None
-        one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(categories) if categorical else None
-        width = len(numeric) + sum(map(len, one_hot.categories_ if one_hot else ()))
-        return cls(numeric, categorical, scaler, one_hot, width)
-
-    def __call__(self, columns: Columns, rows: Tensor) -> Tensor:
-        parts = []
-        if self.scaler is not None:
-            parts.append(self.scaler.transform(_numbers(columns, rows, self.numeric)))
-        if self.one_hot is not None:
-            parts.append(self.one_hot.transform(_categories(columns, rows, self.categorical)))
-        return torch.from_numpy(np.hstack(parts)).float()
-
-
-def _numbers(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
-    return np.array([columns.by_name[name][rows.numpy()] for name in names]).reshape(len(names), len(rows)).T
-
-
-def _categories(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
-    picked = [[value or ABSENT for value in columns.by_name[name][rows.numpy()]] for name in names]
-    return np.array(picked, dtype=object).reshape(len(names), len(rows)).T
 
 
 def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
