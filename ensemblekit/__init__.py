@@ -14,19 +14,27 @@ if TYPE_CHECKING:
         decompose,
         draw_sample_weights,
         evaluate,
+        evaluate_run,
+        load,
         load_spec,
         methods,
         models,
         objective,
+        resume,
+        train,
     )
     from ensemblekit.data import Batch, Data, Split, load_data
+    from ensemblekit.decoding import Decoding
     from ensemblekit.decomposition import Decomposition
-    from ensemblekit.errors import DataError, EnsemblekitError, Problem, UsageError, did_you_mean
+    from ensemblekit.ensemble import Ensemble
+    from ensemblekit.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.given import data_from_datasets
     from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.losses import MSE, Loss
     from ensemblekit.memory import fits_in_memory
+    from ensemblekit.noise import Noise
     from ensemblekit.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
+    from ensemblekit.runs import Run
     from ensemblekit.seeding import generator
     from ensemblekit.spec import Spec
     from ensemblekit.splitting import hold_out
@@ -38,7 +46,9 @@ __all__ = [
     "DataError",
     "DataInfo",
     "Dataset",
+    "Decoding",
     "Decomposition",
+    "Ensemble",
     "EnsemblekitError",
     "Extension",
     "GrowingEnsemble",
@@ -46,7 +56,10 @@ __all__ = [
     "Loss",
     "Method",
     "Model",
+    "Noise",
+    "PluginError",
     "Problem",
+    "Run",
     "Spec",
     "Split",
     "Splits",
@@ -58,27 +71,38 @@ __all__ = [
     "did_you_mean",
     "draw_sample_weights",
     "evaluate",
+    "evaluate_run",
     "fits_in_memory",
     "generator",
     "hold_out",
     "hookimpl",
+    "load",
     "load_data",
     "load_spec",
     "methods",
     "models",
     "objective",
+    "resume",
+    "train",
 ]
 
 _HOMES = {
+    "api": (
+        "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
+        "objective resume train"
+    ),
     "data": "Batch Data Split load_data",
-    "given": "data_from_datasets",
-    "api": "build_model datasets decompose draw_sample_weights evaluate load_spec methods models objective",
+    "decoding": "Decoding",
     "decomposition": "Decomposition",
-    "errors": "DataError EnsemblekitError Problem UsageError did_you_mean",
+    "ensemble": "Ensemble",
+    "errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
+    "given": "data_from_datasets",
     "hookspecs": "GrowingEnsemble hookimpl",
     "losses": "MSE Loss",
     "memory": "fits_in_memory",
+    "noise": "Noise",
     "plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
+    "runs": "Run",
     "seeding": "generator",
     "spec": "Spec",
     "splitting": "hold_out",

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ensemblekit import decomposition, metrics, spec_reader
+from ensemblekit import decomposition, metrics, runs, spec_reader
+from ensemblekit.data import load_data
 from ensemblekit.decomposition import Decomposition
+from ensemblekit.ensemble import Ensemble
 from ensemblekit.errors import NumericError
+from ensemblekit.given import Given
 from ensemblekit.losses import Loss
 from ensemblekit.members import build_member
 from ensemblekit.objectives import Objective
-from ensemblekit.plugin import Method, Model
+from ensemblekit.plugin import Dataset, Method, Model
+from ensemblekit.progress import Progress, choose_progress
 from ensemblekit.registry import PluginInfo, Registry, discover
+from ensemblekit.run_directory import RunDirectory
+from ensemblekit.runs import Run, free_directory, load_ensemble, resume_run, run_spec, train_run
 from ensemblekit.spec import DEFAULT_LOSS, Spec
 from ensemblekit.spec_reader import build_plugin
 
@@ -40,8 +48,65 @@ def load_spec(
     `overrides` maps dotted paths to values (``{"training.epochs": 3}``); `plugins` are local Python files
     whose plugin classes the spec may name. Raises a `SpecError` that lists everything that is wrong.
     """
-    files = tuple(plugins)
-    return spec_reader.load_spec(source, overrides, discover(files) if files else _installed(tuple(sys.path)))
+    return spec_reader.load_spec(source, overrides, _registry(plugins))
+
+
+def train(
+    spec: Spec | str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    progress: bool | Progress = True,
+    data: tuple[Any, Any] | None = None,
+    plugins: Iterable[str | Path] = (),
+) -> Run:
+    """Train an ensemble and leave everything about it in the directory `out` (default: the next free runs/run-N).
+
+    `spec` is what `load_spec` returned, or what it takes. `data` are your own training and test data: map-style
+    torch data sets, or pairs of tensors, in place of the spec's; name the data set "given" if the spec has none.
+    `progress` is False for silence.
+    """
+    registry = _registry(plugins)
+    if not isinstance(spec, Spec):
+        spec = spec_reader.load_spec(spec, None, registry)
+    given = None
+    if data is not None:
+        dataset = spec.data if isinstance(spec.data, Given) else Given()
+        spec = replace(spec, data=dataset)
+        given = load_data(dataset.of(*data), spec.seed)
+    with closing(_progress(progress)) as shown:
+        return train_run(spec, Path(out) if out else free_directory("run"), given, shown, registry)
+
+
+def resume(
+    path: str | Path,
+    progress: bool | Progress = True,
+    data: tuple[Any, Any] | None = None,
+    plugins: Iterable[str | Path] = (),
+) -> Run:
+    """Take a run up from its last checkpoint; the result is bit for bit that of a run that was never stopped."""
+    given = None
+    registry = _registry(plugins)
+    if data is not None:
+        spec = run_spec(RunDirectory.open(Path(path)), registry)
+        dataset = spec.data if isinstance(spec.data, Given) else Given()
+        given = load_data(dataset.of(*data), spec.seed)
+    with closing(_progress(progress)) as shown:
+        return resume_run(Path(path), given, shown, registry)
+
+
+def load(path: str | Path, plugins: Iterable[str | Path] = ()) -> Ensemble:
+    """The trained ensemble of a run, an nn.Module in evaluation mode; weights only, nothing is unpickled."""
+    return load_ensemble(Path(path), _registry(plugins))
+
+
+def evaluate_run(
+    path: str | Path, data: str | Mapping[str, Any] | None = None, plugins: Iterable[str | Path] = ()
+) -> dict[str, float]:
+    """The metrics of a run's ensemble on its test data, or on that of another data set of the same form."""
+    registry = _registry(plugins)
+    other = None
+    if data is not None:
+        other = load_data(build_plugin(Dataset, data, registry), run_spec(RunDirectory.open(Path(path)), registry).seed)
+    return runs.evaluate_run(Path(path), other, registry)
 
 
 def objective(
@@ -113,6 +178,17 @@ def models() -> Mapping[str, PluginInfo]:
 def datasets() -> Mapping[str, PluginInfo]:
     """The installed data sets by name."""
     return _installed(tuple(sys.path)).plugins("dataset")
+
+
+def _progress(progress: bool | Progress) -> Progress:
+    if isinstance(progress, Progress):
+        return progress
+    return choose_progress(quiet=not progress)
+
+
+def _registry(files: Iterable[str | Path]) -> Registry:
+    files = tuple(files)
+    return discover(files) if files else _installed(tuple(sys.path))
 
 
 @cache

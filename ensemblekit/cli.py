@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from ensemblekit.cli_options import json_option, plugin_option, set_option
+from ensemblekit.cli_training import COMMANDS
 from ensemblekit.errors import EnsemblekitError, PluginError, SpecError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -30,7 +33,9 @@ class _Commands(click.Group):
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
         try:
-            sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_: _warn(message)
+                sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
         except click.ClickException as error:
             sys.exit(_report(_usage_message(error), error.exit_code))
         except (KeyboardInterrupt, click.Abort):
@@ -76,16 +81,6 @@ def _usage_message(error: click.ClickException) -> str:
     return f"{error.format_message().rstrip('.')}; in {command}; {command} --help shows what it takes"
 
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_plugin_option = click.option(
-    "--plugin",
-    "plugin_files",
-    multiple=True,
-    metavar="FILE",
-    help="Also use the plugin classes of this Python file (SoftMin becomes soft_min). Repeatable.",
-)
-
-
 @click.group("ensemblekit", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(package_name="ensemblekit", message="%(version)s")
@@ -97,13 +92,18 @@ def main(debug: bool) -> None:
       ensemblekit list                 what is installed
       ensemblekit inspect gncl         one method, explained
       ensemblekit validate spec.toml   what a spec would run, or all that is wrong with it
+      ensemblekit train spec.toml      run it
     """
+
+
+for command in COMMANDS:
+    main.add_command(command)
 
 
 @main.command("list")
 @click.argument("kind", required=False, type=click.Choice(list(KINDS)))
-@_plugin_option
-@_json_option
+@plugin_option
+@json_option
 def list_plugins(kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
     """List the installed methods, models, data sets, losses and extensions.
 
@@ -166,8 +166,8 @@ def _dataset_summary(info: PluginInfo) -> dict[str, Any]:
 @click.option(
     "--kind", type=click.Choice(list(KINDS.values())), help="Which, if plugins of several kinds share the name."
 )
-@_plugin_option
-@_json_option
+@plugin_option
+@json_option
 def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
     """Explain one plugin: description, formula, parameters, hooks, origin and a TOML snippet to paste."""
     from ensemblekit.console import Printer
@@ -218,8 +218,8 @@ def _find_one(registry: Registry, name: str, kind: str | None) -> PluginInfo:
 
 
 @main.command()
-@_plugin_option
-@_json_option
+@plugin_option
+@json_option
 def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
     """Show the installed plugin packages, what each adds, and which plugins are broken and why.
 
@@ -256,15 +256,9 @@ def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
 
 @main.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a value, as in --set training.epochs=3. Repeatable.",
-)
-@_plugin_option
-@_json_option
+@set_option
+@plugin_option
+@json_option
 def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[str], as_json: bool) -> None:
     """Check a spec without loading data: show what it would run, or everything that is wrong with it.
 
@@ -292,7 +286,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
 
 
 @main.command()
-@_plugin_option
+@plugin_option
 @click.option("--json", is_flag=True, expose_value=False, help="Print JSON; there is no other form.")
 def schema(plugin_files: Sequence[str]) -> None:
     """Print the JSON Schema of a spec with all installed plugins, for completion in an editor.

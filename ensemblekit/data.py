@@ -71,10 +71,14 @@ class Split:
         if augment and self.transform is not None:
             # for the whole epoch at once: what a sample gets does not depend on the size of batches
             drawn = self.transform.draw(len(self), generator(seed, "augment", epoch))
+        return self._batches(order, self.training_batch_lengths(batch_size), drawn)
+
+    def training_batch_lengths(self, batch_size: int) -> list[int]:
+        """The sizes of an epoch's batches."""
         lengths = _batch_lengths(len(self), batch_size)
         if len(lengths) > 1 and lengths[-1] == 1 < batch_size:
             lengths = [*lengths[:-2], lengths[-2] + 1]
-        return self._batches(order, lengths, drawn)
+        return lengths
 
     def _batches(self, order: Tensor, lengths: list[int], drawn: Mapping[str, Tensor]) -> Iterator[Batch]:
         device = self.targets.device

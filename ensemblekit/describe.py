@@ -16,7 +16,13 @@ from ensemblekit.registry import PluginInfo
 if TYPE_CHECKING:
     from ensemblekit.spec import Spec
 
-_HEADERS = {"method": "[method]", "model": "[model]", "dataset": "[data]", "loss": "[training.loss]"}
+_HEADERS = {
+    "method": "[method]",
+    "model": "[model]",
+    "dataset": "[data]",
+    "loss": "[training.loss]",
+    "extension": "[[extensions]]",
+}
 
 
 def plugin_page(info: PluginInfo) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def spec_overview(spec: Spec) -> list[tuple[str, str]]:
     for method in spec.methods:
         rows.append(("method", _words(method)))
         if len(spec.methods) == 1:
-            rows.append(("  minimises", method.formula))
+            rows.append(("  minimises", method.formula_here()))
         else:
             rows.append(("  answers", ", ".join(sorted(implemented_hooks(type(method))))))
     if not spec.methods:

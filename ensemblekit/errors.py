@@ -38,10 +38,32 @@ class PluginError(EnsemblekitError):
     exit_code = 4
 
 
+class RunError(EnsemblekitError):
+    """A run directory or a checkpoint cannot be used, or is used by another process."""
+
+    exit_code = 5
+
+
 class NumericError(EnsemblekitError):
     """A number that should be finite is not."""
 
     exit_code = 6
+
+
+class Interrupted(EnsemblekitError):
+    """Training was stopped by Ctrl-C (130) or by a SIGTERM (143), after it had saved what it had."""
+
+    exit_code = 130
+
+    def __init__(self, what: str, where: str = "", fix: str = "", exit_code: int = exit_code) -> None:
+        super().__init__(what, where, fix)
+        self.exit_code = exit_code
+
+
+class ResourceError(EnsemblekitError):
+    """The machine has run out of something: disk, memory, or a process that was counted on."""
+
+    exit_code = 7
 
 
 @dataclass(frozen=True)

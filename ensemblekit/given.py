@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
+from pydantic import PrivateAttr
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
@@ -21,14 +22,15 @@ def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> D
     `parameters` are those of every data set of images, such as ``validation_fraction=0.2``. A sample is read once
     and kept if it fits in memory: data sets with random transforms of their own need ``storage="stream"``.
     """
-    dataset = _GivenData(**parameters).named("your own")
-    return load_data(dataset.of(train, test), seed)
+    return load_data(Given(**parameters).of(train, test), seed)
 
 
-class _GivenData(ImageDataset):
-    """Data sets that were given in Python; what has to be known of them is found out by looking."""
+class Given(ImageDataset):
+    """Data sets of your own, given in Python with `data=(train, test)`; what they hold is found out by looking."""
 
-    _splits: Splits
+    source = "your own"
+
+    _splits: Splits | None = PrivateAttr(None)
 
     def of(self, train: Any, test: Any) -> Self:
         labels = [f'data set "{self.name}", {part}' for part in ("train", "test")]
@@ -45,6 +47,10 @@ class _GivenData(ImageDataset):
         return self
 
     def load(self, seed: int) -> Splits:
+        if self._splits is None:
+            raise DataError(
+                "the data of this spec is given in Python", f'data set "{self.name}"', "pass data=(train, test)"
+            )
         return self._splits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
@@ -60,6 +60,23 @@ class ImageTransform:
             got = f"{len(mean)} means and {len(std)} deviations"
             raise DataError(f"expected a mean and a deviation for each of {channels} channels, got {got}")
         return replace(self, mean=mean.float(), std=std.where(std > 0, 1).float())
+
+    def to_json(self) -> dict[str, Any]:
+        """What predictions need of it, as plain values; `from_json` reads it."""
+        return {
+            "stored_shape": list(self.stored_shape),
+            "crop_size": list(self.crop_size),
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """A transform without augmentation, from what `to_json` gave."""
+        channels, height, width = values["stored_shape"]
+        top, left = values["crop_size"]
+        mean, std = torch.tensor(values["mean"]), torch.tensor(values["std"])
+        return cls((channels, height, width), (), (top, left), 0, 0.0, mean, std)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:

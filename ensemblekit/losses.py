@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad, jvp
 
 from ensemblekit.errors import DataError, Problem
-from ensemblekit.plugin import Plugin
+from ensemblekit.plugin import DataInfo, Plugin
 
 if TYPE_CHECKING:
     from ensemblekit.spec import Spec
@@ -73,6 +73,10 @@ class Loss(Plugin):
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Class probabilities (..., K) from outputs (..., C) of a network trained with this loss."""
         return outputs.softmax(dim=-1)
+
+    def num_outputs(self, info: DataInfo) -> int:
+        """How many outputs a network needs for this data."""
+        return 1 if self.takes == "margins" else info.num_outputs
 
     def check_values(self, outputs: Tensor, target: Tensor) -> None:
         """Raise a `DataError` if a target's value makes no sense; reads the values, so not for the training step."""

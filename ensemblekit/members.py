@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ensemblekit.errors import PluginError, UsageError
+from ensemblekit.noise import with_own_noise
 from ensemblekit.plugin import Model
 from ensemblekit.seeding import derive_seed
 
@@ -50,7 +51,7 @@ def build_member(model: Model, input_shape: tuple[int, ...], num_outputs: int, s
         torch.default_generator.manual_seed(derive_seed(seed, "member", member))
         network = model.build(input_shape, num_outputs)
         _check_outputs(model, network, input_shape, num_outputs)
-    return network
+    return with_own_noise(network, seed, member)
 
 
 def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> None:
@@ -77,7 +78,7 @@ def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...
 
 def _try_out(model: Model, network: nn.Module, shape: tuple[int, ...]) -> object:
     """What the network returns for a batch in training: computed without any arithmetic if the model allows it."""
-    state: dict[str, Tensor] = dict(network.state_dict(keep_vars=True))
+    state: dict[str, Tensor] = dict([*network.named_parameters(), *network.named_buffers()])
     if "meta" in model.unsupported():
         # On copies of the statistics that a network keeps in training, which this batch is no part of.
         state = {name: value.detach().clone() for name, value in state.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,22 @@ def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | Non
         classes = target.flatten() > 0 if loss.takes == "margins" else target
         metrics |= classification_metrics(loss.probabilities(outputs), loss.probabilities(combined), classes.long())
     return {name: float(value) for name, value in metrics.items()}
+
+
+def flat_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics of the test data under the names of a run: `test_accuracy`, but `mean_member_accuracy`."""
+    return {name if "member" in name or "oracle" in name else f"test_{name}": value for name, value in metrics.items()}
+
+
+@torch.no_grad()
+def member_metrics(outputs: Tensor, target: Tensor, loss: Loss) -> list[dict[str, Any]]:
+    """Loss, and accuracy or squared error, of each member by itself, from (M, N, C)."""
+    kept = ("loss", "accuracy", "mse")
+    rows = []
+    for index, own in enumerate(outputs):
+        metrics = evaluate(own.unsqueeze(0), target, loss)
+        rows.append({"index": index, **{name: metrics[name] for name in kept if name in metrics}})
+    return rows
 
 
 def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, classes: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from pluggy import HookImpl
 from torch import Tensor
 
 from ensemblekit.errors import DataError, NumericError, PluginError
-from ensemblekit.hooks import hook_manager
+from ensemblekit.hooks import hook_manager, implemented_hooks
 from ensemblekit.losses import Loss
 from ensemblekit.plugin import Method, Plugin
 from ensemblekit.seeding import generator
@@ -31,6 +31,18 @@ class Objective:
         self.loss = loss
         self.hooks = hook_manager([*methods, *extensions])
 
+    @property
+    def separable(self) -> bool:
+        """Whether every member's part depends on its own outputs alone; then `__call__` takes them in pieces."""
+        coupling = {"member_loss", "ensemble_loss", "select_members"}
+        answers = ((method.separable(), not coupling & set(implemented_hooks(type(method)))) for method in self.methods)
+        return all(by_hooks if said is None else said for said, by_hooks in answers)
+
+    @property
+    def needs_frozen_members(self) -> bool:
+        """Whether the outputs of members that no longer learn are part of it."""
+        return all(method.needs_frozen_members for method in self.methods)
+
     def combine(self, outputs: Tensor) -> Tensor:
         """The ensemble's output (B, C) from the members' outputs (M, B, C)."""
         arguments = {"outputs": outputs, "num_members": len(outputs)}
@@ -38,8 +50,14 @@ class Objective:
         self._check_tensor("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
         return combined
 
-    def __call__(self, outputs: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The objective of a batch: outputs (M, B, C), targets of B samples, weights (B, M) or None."""
+    def __call__(
+        self, outputs: Tensor, target: Tensor, weights: Tensor | None = None, ensemble_size: int | None = None
+    ) -> Tensor:
+        """The objective of a batch: outputs (M, B, C), targets of B samples, weights (B, M) or None.
+
+        If `ensemble_size` is given, `outputs` and `weights` are those of only some members of a separable
+        objective; the parts of all members add up to the whole.
+        """
         if outputs.ndim != 3 or not outputs.is_floating_point():
             raise DataError(
                 f"outputs are {_form(outputs)}",
@@ -48,6 +66,7 @@ class Objective:
             )
         num_members, batch = outputs.shape[:2]
         arguments = self._arguments(outputs, target)
+        arguments["num_members"] = ensemble_size or num_members
         member_loss = self.hooks.hook.member_loss(**arguments)
         self._check_tensor("member_loss", member_loss, (num_members, batch), outputs, arguments)
         for mask in self._masks(arguments):

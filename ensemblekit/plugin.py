@@ -75,6 +75,10 @@ class Plugin(Section):
         """The name it is registered and used in specs under."""
         return self._name or snake_case(type(self).__name__)
 
+    def formula_here(self) -> str:
+        """The formula for these very parameters, if it depends on them."""
+        return self.formula
+
     def named(self, name: str) -> Self:
         """The same plugin under the name of its entry point."""
         plugin = self.model_copy()
@@ -97,6 +101,18 @@ class Method(Plugin):
     """An ensembling method: implements hooks of `ensemblekit.hookspecs` with ``@hookimpl``."""
 
     kind = "method"
+
+    needs_frozen_members: ClassVar[bool] = True
+    """Whether the objective uses the outputs of members that no longer learn; if not, training never runs them."""
+
+    def separable(self) -> bool | None:
+        """Whether a member's part of the objective depends on its own outputs alone.
+
+        If so, training hands the hooks one member's outputs at a time, (1, B, C), with `num_members` still M, and
+        needs no more memory for many members than for one. None: true if it answers no hook of the objective but
+        `sample_weights` and `combine`.
+        """
+        return None
 
     def required_members(self) -> int | None:
         """The number of members that the method's own parameters imply; None if any number will do."""
@@ -189,6 +205,13 @@ class Dataset(Plugin):
     @abstractmethod
     def load(self, seed: int) -> Splits:
         """Load the splits; everything random is derived from `seed`."""
+
+    def read_features(self, path: Path, seed: int) -> Tensor | None:
+        """The rows of a new file, (N, *input_shape), prepared as those of a run with this seed were.
+
+        Default: None, the file's columns are numbers that need no preparation. Not asked of images.
+        """
+        return None
 
 
 class ImageDataset(Dataset):

@@ -106,7 +106,7 @@ class Registry:
         if name in self._by_name[kind]:
             return self._by_name[kind][name]
         if package is not None:
-            fix = f"pip install {package}"
+            fix = f"add --plugin {package}" if package.endswith(".py") else f"pip install {package}"
         elif not re.fullmatch(r"[\w-]+", name):
             fix = f"give the short name of an installed plugin, not a path or an import: ensemblekit list {kind}s"
         else:

@@ -68,6 +68,7 @@ def spec_schema(registry: Registry, on_broken: Callable[[PluginError], None]) ->
             "method": {"anyOf": [method, {"type": "array", "items": method}]},
             "training": training,
             "engine": section(EngineSection, "engine"),
+            "extensions": {"type": "array", "items": plugins("extension")},
         },
         "$defs": definitions,
     }

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ensemblekit.losses import Loss
 from ensemblekit.optimizers import Optimizer
-from ensemblekit.plugin import Dataset, Method, Model, Section
+from ensemblekit.plugin import Dataset, Extension, Method, Model, Section
 from ensemblekit.schedules import Schedule
 
 
@@ -25,16 +25,29 @@ class TrainingSection(Section):
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of a member's gradient")
+    evaluate_every: int = Field(1, ge=1, description="epochs between two evaluations; the last epoch always has one")
+    patience: int | None = Field(
+        None, ge=1, description="stop after that many evaluations without a lower loss on the validation data"
+    )
+    keep: Literal["last", "best"] = Field(
+        "last", description="the weights of the last epoch, or those with the lowest loss on the validation data"
+    )
 
 
 class EngineSection(Section):
     """How and where the computation runs; no result depends on it beyond rounding."""
 
-    name: Literal["auto", "sequential", "threaded", "stacked", "distributed"] = Field(
+    name: Literal["auto", "sequential", "threaded", "stacked"] = Field(
         "auto", description="how members are computed; auto measures and picks the fastest"
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|mps|meta|cuda(:\d+)?)$", description="auto takes cuda, then mps, then cpu"
+    )
+    precision: Literal["float32", "bf16"] = Field("float32", description="what networks compute in; bf16 by autocast")
+    compile: bool = Field(False, description="compile the networks first: slow to start, then faster on a GPU")
+    recompute: bool = Field(
+        False, description="compute outputs twice instead of keeping what all members need for the gradient"
     )
 
 
@@ -68,6 +81,7 @@ class Spec:
     optimizer: Optimizer
     schedule: Schedule
     engine: EngineSection
+    extensions: tuple[Extension, ...] = ()
 
     @property
     def member_models(self) -> tuple[Model, ...]:
@@ -94,6 +108,7 @@ class Spec:
                 "schedule": self.schedule.to_table(),
             },
             "engine": self.engine.to_table(),
+            **({"extensions": [extension.to_table() for extension in self.extensions]} if self.extensions else {}),
         }
 
     def to_toml(self) -> str:

@@ -16,7 +16,7 @@ from ensemblekit.errors import PluginError, Problem, SpecError, UsageError, choi
 from ensemblekit.losses import Loss
 from ensemblekit.optimizers import optimizer_classes, optimizer_section
 from ensemblekit.parameters import readable, short
-from ensemblekit.plugin import Dataset, Method, Model, Plugin, Section
+from ensemblekit.plugin import Dataset, Extension, Method, Model, Plugin, Section
 from ensemblekit.registry import Registry
 from ensemblekit.schedules import SCHEDULES
 from ensemblekit.spec import (
@@ -69,14 +69,14 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def read(self, tables: dict[str, Any]) -> Spec | None:
-        allowed = ("seed", "data", "model", "ensemble", "method", "training", "engine")
+        allowed = ("seed", "data", "model", "ensemble", "method", "training", "engine", "extensions")
         for key in tables:
             if key not in allowed:
                 self.problems.append(Problem(str(key), "unknown key", choices(str(key), allowed)))
         seed = self._seed(tables.get("seed", 0))
         data = self._required(Dataset, tables, "data")
         model = self._required(Model, tables, "model")
-        methods = self._methods(tables.get("method", []))
+        methods = self._listed(Method, tables.get("method", []), "method")
         table = self._table(tables.get("ensemble", {}), "ensemble")
         groups = self._groups(table.pop("groups", []), tables.get("model"))
         ensemble = self._ensemble(table, groups, methods)
@@ -88,9 +88,13 @@ class _Reader:
         schedule = self._chosen(table.pop("schedule", DEFAULT_SCHEDULE), "schedule", SCHEDULES, SCHEDULES.__getitem__)
         training = self._section(TrainingSection, table, "training", ("loss", "optimizer", "schedule"))
         engine = self._section(EngineSection, self._table(tables.get("engine", {}), "engine"), "engine")
+        extensions = self._listed(Extension, tables.get("extensions", []), "extensions")
         if self.problems:
             return None
-        parts = (seed, data, model, ensemble, groups, methods, training, loss, optimizer, schedule, engine)
+        parts = (
+            *(seed, data, model, ensemble, groups, methods, training, loss, optimizer, schedule, engine),
+            extensions,
+        )
         spec = Spec(*cast("tuple[Any, ...]", parts))  # none of them is None where there is no problem
         self._cross_check(spec)
         return spec
@@ -119,14 +123,15 @@ class _Reader:
         self.problems.append(Problem(key, "missing", f'add [{key}] with name = "…"; installed: {available}'))
         return None
 
-    def _methods(self, value: Any) -> tuple[Method | None, ...]:
+    def _listed(self, base: type[AnyPlugin], value: Any, path: str) -> tuple[AnyPlugin | None, ...]:
+        """One plugin, or several in a list, none of them twice."""
         if not isinstance(value, list | tuple):
-            return (self.plugin(Method, value, "method"),)
-        methods = tuple(self.plugin(Method, entry, f"method.{index}") for index, entry in enumerate(value))
-        names = [method.name for method in methods if method]
+            return (self.plugin(base, value, path),)
+        plugins = tuple(self.plugin(base, entry, f"{path}.{index}") for index, entry in enumerate(value))
+        names = [plugin.name for plugin in plugins if plugin]
         for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-            self.problems.append(Problem("method", f'"{name}" is listed twice', "list each method once"))
-        return methods
+            self.problems.append(Problem(path, f'"{name}" is listed twice', "list each once"))
+        return plugins
 
     def _groups(self, value: Any, model: Any) -> tuple[Group, ...]:
         """Groups of members; a group's model table changes keys of [model], or names another model."""

@@ -16,7 +16,7 @@ from places import TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit.cli import main
-from ensemblekit.registry import discover
+from ensemblekit.registry import Registry, discover
 
 TOYS = ("--plugin", str(TOY_PLUGINS))
 GOOD = """\
@@ -72,7 +72,8 @@ def test_list_of_one_kind_shows_only_that(kind, present, absent):
     assert absent not in names
 
 
-def test_list_of_a_kind_that_has_none_says_so():
+def test_list_of_a_kind_that_has_none_says_so(monkeypatch):
+    monkeypatch.setattr("ensemblekit.registry.discover", lambda files: Registry([]))
     assert run("list", "extensions").stdout == "no extensions are installed\n"
 
 
@@ -152,7 +153,7 @@ def test_plugins_shows_packages_versions_and_what_each_adds():
     packages = {package["package"]: package for package in json.loads(run("plugins", *TOYS, "--json").stdout)}
     assert packages["ensemblekit"]["version"] == ek.__version__
     assert "gncl" in packages["ensemblekit"]["adds"]["method"]
-    assert packages[str(TOY_PLUGINS)]["adds"]["model"] == ["linear"]
+    assert packages[str(TOY_PLUGINS)]["adds"]["model"] == ["linear", "noisy"]
     assert "ensemblekit" in run("plugins").stdout
 
 

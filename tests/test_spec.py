@@ -88,7 +88,9 @@ def test_all_problems_are_reported_at_once_with_path_value_and_what_is_allowed(r
         "engine": {"name": "thraded"},
     }
     found = problems(tables, registry)
-    assert found["sed"].endswith('did you mean "seed"? allowed: data, engine, ensemble, method, model, seed, training')
+    assert found["sed"].endswith(
+        'did you mean "seed"? allowed: data, engine, ensemble, extensions, method, model, seed, training'
+    )
     assert "-1 is not a seed" in found["seed"]
     assert 'did you mean "blobs"?' in found["data.name"]
     assert 'did you mean "bias"?' in found["model.bais"]

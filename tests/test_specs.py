@@ -27,7 +27,7 @@ def test_every_spec_opens_with_its_purpose_command_needs_and_what_to_expect(path
     comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert path.read_text().startswith("# ")
     assert comments[0].endswith(".")
-    assert f"# Run:     ensemblekit validate {name_of(path)}" in comments
+    assert f"# Run:     ensemblekit train {name_of(path)}" in comments
     assert any(line.startswith("# Needs:   ") for line in comments)
     assert any(line.startswith("# Expect:  ") for line in comments)
 

@@ -81,3 +81,11 @@ class SoftMin(Method):
     def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
         losses = loss(outputs, target)
         return (-losses.detach() / self.temperature).softmax(dim=0) * losses
+
+
+class Noisy(Model):
+    """A network that draws from torch's global generator in training."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        size = torch.Size(input_shape).numel()
+        return nn.Sequential(nn.Flatten(), nn.AlphaDropout(0.3), nn.Linear(size, num_outputs))

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ensemblekit import DataError, fits_in_memory
+from ensemblekit import DataError, Decoding, fits_in_memory
 from ensemblekit_datasets.class_folders import ClassFolders, arrange
 from ensemblekit_datasets.decoded_cache import cache_key, read_cache, write_cache
-from ensemblekit_datasets.decoding import Decoding, decode_all
+from ensemblekit_datasets.decoding import decode_all
 from ensemblekit_datasets.image_sources import Folder, ImageSource, open_source
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ class ImageFolder(ImageDataset):
         return (self.path.expanduser(),)
 
     def load(self, seed: int) -> Splits:
-        from ensemblekit_datasets.decoding import Decoding
+        from ensemblekit import Decoding
         from ensemblekit_datasets.folder_reading import load_folders
 
         loaded = load_folders(self.path, Decoding(self.size, self.channels), self.storage, cache_directory())

@@ -51,7 +51,7 @@ class Imagenette(DownloadedImages):
     def load(self, seed: int) -> Splits:
         from torchvision.datasets import Imagenette as Reader
 
-        from ensemblekit_datasets.decoding import Decoding
+        from ensemblekit import Decoding
         from ensemblekit_datasets.folder_reading import load_folders
 
         place = self._obtain()

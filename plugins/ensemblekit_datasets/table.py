@@ -48,28 +48,19 @@ class Table(Dataset):
     def load(self, seed: int) -> Splits:
         import torch
 
-        from ensemblekit import generator, hold_out
         from ensemblekit_datasets.columns import read_columns
         from ensemblekit_datasets.encoding import Encoder
 
         columns = read_columns(self.path, self.delimiter, self._kinds())
-        features = [name for name in columns.by_name if name not in _names(self.target)]
-        if not features:
-            raise DataError("expected columns besides the target, got none", str(columns.path), "add features")
+        features = self._features(columns)
         classes = self._classes(columns)
         targets = self._targets(columns, classes)
-        random = generator(seed, "table")
-        if self.test_path is None:
-            rows, test_rows = hold_out(targets, self.test_fraction, random)
-            test_columns, test_targets = columns, targets[test_rows]
-        else:
+        rows, validation_rows, test_rows = self._parts(targets, seed)
+        test_columns, test_targets = columns, targets[test_rows]
+        if self.test_path is not None:
             test_columns = read_columns(self.test_path, self.delimiter, columns.kinds)
-            rows, test_rows = torch.arange(len(columns)), torch.arange(len(test_columns))
+            test_rows = torch.arange(len(test_columns))
             test_targets = self._targets(test_columns, classes)
-        validation_rows = rows[:0]
-        if self.validation_fraction > 0:
-            kept, held_out = hold_out(targets[rows], self.validation_fraction, random)
-            rows, validation_rows = rows[kept], rows[held_out]
         encoder = Encoder.fit(columns, rows, features)
         num_outputs = len(classes) if classes else len(_names(self.target))
         return Splits(
@@ -79,6 +70,42 @@ class Table(Dataset):
             info=DataInfo(self.task, (encoder.num_features,), num_outputs),
             classes=classes,
         )
+
+    def read_features(self, path: Path, seed: int) -> Tensor:
+        """The rows of a file with the same columns, by name, prepared by what the training rows say."""
+        import torch
+
+        from ensemblekit_datasets.columns import read_columns
+        from ensemblekit_datasets.encoding import Encoder
+
+        columns = read_columns(self.path, self.delimiter, self._kinds())
+        features = self._features(columns)
+        rows, _, _ = self._parts(self._targets(columns, self._classes(columns)), seed)
+        kinds = columns.kinds
+        new = read_columns(path, self.delimiter, {name: kinds[name] for name in features})
+        return Encoder.fit(columns, rows, features)(new, torch.arange(len(new)))
+
+    def _features(self, columns: Columns) -> list[str]:
+        features = [name for name in columns.by_name if name not in _names(self.target)]
+        if not features:
+            raise DataError("expected columns besides the target, got none", str(columns.path), "add features")
+        return features
+
+    def _parts(self, targets: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows for training, for validation and, if these have no file of their own, for testing."""
+        import torch
+
+        from ensemblekit import generator, hold_out
+
+        random = generator(seed, "table")
+        rows = torch.arange(len(targets))
+        validation_rows = test_rows = rows[:0]
+        if self.test_path is None:
+            rows, test_rows = hold_out(targets, self.test_fraction, random)
+        if self.validation_fraction > 0:
+            kept, held_out = hold_out(targets[rows], self.validation_fraction, random)
+            rows, validation_rows = rows[kept], rows[held_out]
+        return rows, validation_rows, test_rows
 
     def _kinds(self) -> dict[str, Kind]:
         """What is known of the columns before they are read."""

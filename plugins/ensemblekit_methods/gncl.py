@@ -40,6 +40,12 @@ class GNCL(Method):
             raise ValueError('is more than 1, and mode "upper" interpolates: lower it, or set mode = "exact"')
         return lam
 
+    def formula_here(self) -> str:
+        return self.formula.splitlines()[0 if self.mode == "upper" else 1].partition(": ")[2]
+
+    def separable(self) -> bool:
+        return self.lam == 0
+
     @hookimpl
     def member_loss(self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor:
         if self.mode == "upper":

@@ -31,6 +31,8 @@ class Snapshot(Method):
     paper = "Qiu et al. 2014, Ensemble Deep Learning; Huang et al. 2017, Snapshot Ensembles: Train 1, Get M for Free"
     formula = "l(h_live, y);  f = mean of the kept copies and the final network"
 
+    needs_frozen_members = False
+
     cycles: int | None = Field(None, ge=1, description="cycles of the learning rate, each leaving one member")
     at_epochs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         # cycles take the place of the paper's epochs

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ensemblekit import Problem
+from ensemblekit import Noise, Problem
 from ensemblekit_models.image_model import ImageModel, too_many_poolings
 
 
@@ -53,7 +53,7 @@ def binarise(values: Tensor, thresholds: Tensor | float = 0.0) -> Tensor:
     return signs + (learning - learning.detach())
 
 
-class _BinaryActivation(nn.Module):
+class _BinaryActivation(Noise):
     def __init__(self, stochastic: bool) -> None:
         super().__init__()
         self.stochastic = stochastic
@@ -61,7 +61,7 @@ class _BinaryActivation(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         if self.training and self.stochastic:
             # A threshold uniform on (-1, 1] is reached with the hard sigmoid's probability.
-            return binarise(values, 1 - 2 * torch.rand_like(values))
+            return binarise(values, 1 - 2 * self.uniform(values.shape).to(values.dtype))
         return binarise(values)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import ensemblekit as ek
-from ensemblekit.members import build_members
+from ensemblekit.members import build_member, build_members
 from ensemblekit.plugin import Model
 
 SHAPE, NUM_OUTPUTS, BATCH = (3, 32, 32), 5, 4
@@ -147,9 +147,9 @@ def test_stacked_members_compute_what_they_compute_one_by_one(table):
 
 @pytest.mark.parametrize("table", RANDOM, ids=label)
 def test_stacked_members_draw_their_own_random_numbers(table):
-    network = ek.build_model(plugin(table), SHAPE, NUM_OUTPUTS).train()
-    torch.manual_seed(0)
-    outputs, _, _ = run_stacked([network, copy.deepcopy(network)], images())
+    first, second = (build_member(plugin(table), SHAPE, NUM_OUTPUTS, seed=0, member=index).train() for index in (0, 1))
+    second.load_state_dict(first.state_dict())
+    outputs, _, _ = run_stacked([first, second], images())
     assert not torch.equal(outputs[0], outputs[1])
 
 

@@ -1,0 +1,139 @@
+"""One member after the other: the reference, simple and deterministic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensemblekit.data import Batch
+from ensemblekit.engines.base import Engine, Settings, Slot, at_least_float32, load_optimizer_state, set_learning_rate
+from ensemblekit.noise import set_noise_step
+from ensemblekit.objectives import Objective
+
+
+class MemberRunner:
+    """One member with its own optimizer; what a thread, or the loop, works on."""
+
+    def __init__(self, slot: Slot, engine: Engine) -> None:
+        self.slot, self.engine = slot, engine
+        self.network = slot.network
+        self.call: Callable[[Tensor], Tensor] = torch.compile(slot.network) if engine.settings.compile else slot.network
+        self.outputs: Tensor | None = None
+        self.inputs: Tensor | None = None
+        self.step = 0
+        if not slot.frozen:
+            self.names = [name for name, _ in self.network.named_parameters()]
+            self.parameters = list(self.network.parameters())
+            self.optimizer = engine.settings.build_optimizer(self.parameters)
+            load_optimizer_state(self.optimizer, self.names, slot.optimizer_state)
+
+    def forward(self, inputs: Tensor, step: int) -> Tensor:
+        """Outputs (B, C) in training, detached; a frozen member runs as in evaluation."""
+        if self.slot.frozen:
+            return self.predict(inputs)
+        self.network.train()
+        self.step = step
+        set_noise_step(self.network, step)
+        keep_graph = not self.engine.settings.recompute
+        with torch.set_grad_enabled(keep_graph), self.engine.autocast():
+            outputs = self.call(inputs)
+        self.outputs, self.inputs = (outputs, None) if keep_graph else (None, inputs)
+        return at_least_float32(outputs.detach())
+
+    def backward(self, gradient: Tensor) -> None:
+        """Accumulate the gradient of the parameters from that of the outputs (B, C)."""
+        if self.slot.frozen:
+            return
+        outputs = self.outputs
+        updated: list[tuple[Tensor, Tensor]] = []
+        if outputs is None:
+            assert self.inputs is not None
+            updated = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
+            set_noise_step(self.network, self.step)
+            with self.engine.autocast():
+                outputs = self.call(self.inputs)
+        torch.autograd.backward([outputs], [gradient.to(outputs.dtype)])
+        for buffer, value in updated:
+            buffer.copy_(value)  # statistics count the batch once, not twice
+        self.outputs = self.inputs = None
+
+    def update(self, learning_rate: float) -> None:
+        """One step of the optimizer."""
+        if self.slot.frozen:
+            return
+        if self.engine.settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.engine.settings.clip_norm)
+        set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.slot.steps += 1
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Outputs (B, C) in evaluation."""
+        self.network.eval()
+        with torch.no_grad(), self.engine.autocast():
+            return at_least_float32(self.call(inputs))
+
+    def train_apart(
+        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """A whole step of this member of a separable objective; returns its part of it and its outputs (B, C)."""
+        leaf = self.forward(batch.inputs, step).unsqueeze(0).requires_grad_()
+        part = self.engine.objective(leaf, batch.targets, weights, ensemble_size=len(self.engine.running))
+        (gradient,) = torch.autograd.grad(part, leaf)
+        self.backward(gradient[0])
+        self.update(learning_rate)
+        return part.detach(), leaf.detach()[0]
+
+    def store_optimizer_state(self) -> None:
+        if not self.slot.frozen:
+            state: dict[Any, dict[str, Any]] = self.optimizer.state
+            named = zip(self.names, self.parameters, strict=True)
+            self.slot.optimizer_state = {
+                name: dict(state[parameter]) for name, parameter in named if parameter in state
+            }
+
+
+class SequentialEngine(Engine):
+    """Members take turns; each uses all threads of the machine."""
+
+    name = "sequential"
+
+    def __init__(self, slots: Sequence[Slot], objective: Objective, settings: Settings) -> None:
+        super().__init__(slots, objective, settings)
+        self.runners = {id(slot): MemberRunner(slot, self) for slot in slots}
+
+    def each(self, work: Callable[[MemberRunner, int], Any], slots: Sequence[Slot]) -> list[Any]:
+        """Do the work for every slot; it is given the slot's runner and place."""
+        return [work(self.runners[id(slot)], place) for place, slot in enumerate(slots)]
+
+    def forward(self, inputs: Tensor, step: int) -> Tensor:
+        return torch.stack(self.each(lambda runner, _: runner.forward(inputs, step), self.running))
+
+    def backward(self, gradient: Tensor) -> None:
+        self.each(lambda runner, place: runner.backward(gradient[place]), self.running)
+
+    def update(self, learning_rate: float) -> None:
+        self.each(lambda runner, _: runner.update(learning_rate), self.running)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        return torch.stack(self.each(lambda runner, _: runner.predict(inputs), self.slots))
+
+    def train_step(
+        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
+    ) -> tuple[Tensor, Tensor]:
+        if not self.objective.separable:
+            return super().train_step(batch, weights, learning_rate, step)
+
+        def work(runner: MemberRunner, place: int) -> tuple[Tensor, Tensor]:
+            own = None if weights is None else weights[:, place : place + 1]
+            return runner.train_apart(batch, own, learning_rate, step)
+
+        parts, outputs = zip(*self.each(work, self.running), strict=True)
+        return torch.stack(parts).sum(), torch.stack(outputs)
+
+    def store_optimizer_state(self) -> None:
+        self.each(lambda runner, _: runner.store_optimizer_state(), self.slots)

@@ -1,0 +1,81 @@
+"""Random numbers inside a network (dropout, stochastic binarisation) that every engine draws alike.
+
+A number is a hash of the layer's key, the training step and the element's position. So it does not depend on which
+thread, stack or device a member runs, a run can be taken up at any step, and no global generator is touched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ensemblekit.seeding import derive_seed
+
+CALLS_PER_STEP = 256
+"""How often a layer may draw in one step without repeating numbers of the next."""
+_MASK = 0xFFFFFFFF
+_FIRST, _SECOND = 0x21F0AAAD, 0x735A2D97  # odd, and small enough that a product with 32 bits never overflows 64
+
+
+class Noise(nn.Module):
+    """A layer that draws random numbers in training; derive from it and call `uniform`."""
+
+    noise_key: Tensor
+    noise_step: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("noise_key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("noise_step", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def uniform(self, shape: torch.Size) -> Tensor:
+        """float32 numbers in [0, 1), of this shape, on the layer's device; others at each call."""
+        position = torch.arange(shape.numel(), device=self.noise_key.device).view(shape)
+        low, high = self.noise_key & _MASK, self.noise_key >> 32
+        key = _mixed(_mixed(self.noise_step + low) + high + (self.noise_step >> 32))
+        numbers = (_mixed(_mixed(position + key) + low) >> 8).float() * 2**-24
+        self.noise_step.add_(1)
+        return numbers
+
+
+class Dropout(Noise):
+    """`torch.nn.Dropout` with numbers of its own."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return inputs
+        return torch.where(self.uniform(inputs.shape) >= self.p, inputs / (1 - self.p), 0)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def with_own_noise(network: nn.Module, seed: int, member: int) -> nn.Module:
+    """The network with every `nn.Dropout` replaced, and a key of its own for each layer that draws numbers."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Dropout:
+                setattr(parent, name, Dropout(child.p))
+    layers = (layer for layer in network.modules() if isinstance(layer, Noise))
+    for index, layer in enumerate(layers):
+        layer.noise_key.fill_(derive_seed(seed, "noise", member, index))
+    return network
+
+
+def set_noise_step(network: nn.Module, step: int) -> None:
+    """Let the network draw the numbers of this step of training; without it, it goes on from call to call."""
+    for layer in network.modules():
+        if isinstance(layer, Noise):
+            layer.noise_step.fill_(step * CALLS_PER_STEP)
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """A hash of 32 bits, kept in 64-bit integers."""
+    values = values & _MASK
+    values = ((values ^ (values >> 16)) * _FIRST) & _MASK
+    values = ((values ^ (values >> 15)) * _SECOND) & _MASK
+    return values ^ (values >> 15)

@@ -1,0 +1,254 @@
+"""The only training loop. It knows no method, model or data set by name.
+
+An epoch: life-cycle hooks, steps, evaluation, one line of metrics, one checkpoint. Everything random is a function of
+the seed, the epoch and the step, so that a run that was stopped anywhere goes on from its last checkpoint bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ensemblekit.data import Batch, Data, Split
+from ensemblekit.engines import ENGINES, Engine, Settings, unsupported
+from ensemblekit.engines.auto import measure_engines
+from ensemblekit.errors import Interrupted, NumericError, UsageError
+from ensemblekit.interruption import StopRequest
+from ensemblekit.metrics import evaluate, flat_metrics, member_metrics
+from ensemblekit.objectives import Objective
+from ensemblekit.progress import Progress
+from ensemblekit.run_directory import Checkpoint, RunDirectory
+from ensemblekit.seeding import derive_seed
+from ensemblekit.spec import Spec
+from ensemblekit.training_members import TrainingMembers
+
+CHECK_EVERY = 64
+"""Steps between two looks at whether everything is still finite: looking waits for the device."""
+
+
+class Trainer:
+    """Trains the ensemble of one spec on one data set."""
+
+    def __init__(self, spec: Spec, data: Data, device: torch.device, progress: Progress) -> None:
+        self.spec, self.progress = spec, progress
+        self.data = data.to(device)
+        self.objective = Objective(spec.methods, spec.loss, spec.extensions)
+        self.hooks = self.objective.hooks.hook
+        self.settings = Settings(
+            device,
+            spec.optimizer.build,
+            bf16=spec.engine.precision == "bf16",
+            compile=spec.engine.compile,
+            recompute=spec.engine.recompute,
+            clip_norm=spec.training.clip_norm,
+        )
+        self.members = TrainingMembers(spec, data.info, spec.loss.num_outputs(data.info), device)
+        self.members.start(self.hooks.members_at_start(num_members=spec.ensemble.members))
+        weights = self.objective.sample_weights(len(data.train), spec.ensemble.members, spec.seed)
+        self.weights = None if weights is None else weights.to(device)
+        self.steps_per_epoch = len(data.train.training_batch_lengths(spec.training.batch_size))
+        self.engine_name: str = spec.engine.name
+        self.engine: Engine | None = None
+        self.best_loss, self.since_best = math.inf, 0
+        self.history: list[dict[str, Any]] = []
+
+    def choose_engine(self) -> tuple[str, dict[str, float]]:
+        """The engine's name, and the seconds per step of those that were tried if the spec leaves it open."""
+        slots, optimizer = self.members.slots, self.spec.optimizer.name
+        measured: dict[str, float] = {}
+        if self.engine_name == "auto":
+            batch = next(iter(self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch=1)))
+            weights = self._weights(batch, [slot.member for slot in slots])
+            measured = measure_engines(slots, self.objective, self.settings, optimizer, batch, weights)
+            self.engine_name = min(measured, key=measured.__getitem__, default="sequential")
+        elif reason := unsupported(self.engine_name, slots, self.settings, optimizer):
+            raise UsageError(f'engine "{self.engine_name}" cannot run this: {reason}', "engine.name", "use auto")
+        return self.engine_name, measured
+
+    def train(self, directory: RunDirectory, start_epoch: int, stop: StopRequest) -> None:
+        """Train from after `start_epoch` to the end; every epoch is saved."""
+        if start_epoch == 0:
+            self._save(directory, 0, best=False)
+        num_epochs = self.spec.training.epochs
+        devices = () if self.settings.device.type == "cpu" else (self.settings.device,)
+        for epoch in range(start_epoch + 1, num_epochs + 1):
+            with torch.random.fork_rng(devices=devices):
+                row = self._epoch(epoch, directory, stop)
+            improved = self._judge(row)
+            self.history.append(row)
+            directory.append_metrics(row)
+            self._save(directory, epoch, improved)
+            self.progress.epoch_finished(row)
+            self.hooks.epoch_finished(epoch=epoch, num_epochs=num_epochs, metrics=row)
+            if self.spec.training.patience is not None and self.since_best >= self.spec.training.patience:
+                break
+        if self.spec.training.keep == "best" and self.data.validation is not None:
+            self.restore(directory.load_checkpoint(best=True))
+        self._make_engine()
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Become what was saved."""
+        self.members.restore(checkpoint.tensors, checkpoint.state["members"])
+        self.best_loss, self.since_best = checkpoint.state["best_loss"] or math.inf, checkpoint.state["since_best"]
+
+    def test(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """The final metrics on the test data, and those of each member."""
+        outputs = self._outputs(self.data.test)
+        targets, loss = self.data.test.targets, self.spec.loss
+        metrics = evaluate(outputs, targets, loss, self.objective.combine(outputs))
+        members = member_metrics(outputs, targets, loss)
+        for entry, slot in zip(members, self.members.slots, strict=True):
+            entry["parameters"] = sum(parameter.numel() for parameter in slot.network.parameters())
+            entry["frozen"] = slot.frozen
+        return flat_metrics(metrics), members
+
+    def close(self) -> None:
+        """Release the engine's threads."""
+        if self.engine is not None:
+            self.engine.close()
+
+    def _make_engine(self) -> Engine:
+        """The engine for the members as they are now."""
+        if self.engine is not None:
+            if not self.members.changed:
+                return self.engine
+            self.engine.close()
+        self.engine = ENGINES[self.engine_name](self.members.slots, self.objective, self.settings)
+        self.members.changed = False
+        return self.engine
+
+    def _epoch(self, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, Any]:
+        num_epochs, num_members = self.spec.training.epochs, self.spec.ensemble.members
+        if self.engine is not None:
+            self.engine.store_optimizer_state()
+        self.hooks.epoch_started(ensemble=self.members, epoch=epoch, num_epochs=num_epochs, num_members=num_members)
+        engine = self._make_engine()
+        # for networks that draw from torch's global generator; those of this project have numbers of their own
+        torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
+        self.progress.epoch_started(epoch, num_epochs, self.steps_per_epoch)
+        start = time.perf_counter()
+        row = {"epoch": epoch, **self._steps(engine, epoch, directory, stop)}
+        elapsed = time.perf_counter() - start
+        if epoch % self.spec.training.evaluate_every == 0 or epoch == num_epochs:
+            row |= self._evaluation()
+        row["images_per_second"] = len(self.data.train) / elapsed
+        row["seconds"] = time.perf_counter() - start
+        return row
+
+    def _steps(self, engine: Engine, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, float]:
+        """All steps of an epoch; returns what was seen on the way."""
+        columns = [slot.member for slot in engine.running]
+        seen = _Seen(self.objective, columns)
+        rate = 0.0
+        batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch)
+        for step, batch in enumerate(batches):
+            if stop.signal_number is not None:
+                raise self._interrupted(directory, epoch - 1, stop)
+            rate = self._learning_rate(epoch - 1 + step / self.steps_per_epoch)
+            overall = (epoch - 1) * self.steps_per_epoch + step
+            value, outputs = engine.train_step(batch, self._weights(batch, columns), rate, overall)
+            seen.add(value, outputs, batch)
+            if (step + 1) % CHECK_EVERY == 0:
+                seen.check_finite(epoch, step + 1, directory.path)
+            self.progress.step(epoch, step + 1, len(batch.index))
+        seen.check_finite(epoch, self.steps_per_epoch, directory.path)
+        return {**seen.means(), "learning_rate": rate}
+
+    def _learning_rate(self, progress: float) -> float:
+        num_epochs = self.spec.training.epochs
+        base: float = getattr(self.spec.optimizer, "lr")  # noqa: B009 - a field of every optimizer's own section
+        chosen: float | None = self.hooks.learning_rate(base=base, epoch=progress, num_epochs=num_epochs)
+        return base * self.spec.schedule.factor(progress, num_epochs) if chosen is None else chosen
+
+    def _weights(self, batch: Batch, columns: list[int]) -> Tensor | None:
+        return None if self.weights is None else self.weights[batch.index][:, columns]
+
+    def _evaluation(self) -> dict[str, float]:
+        row = flat_metrics(self._metrics(self.data.test))
+        if self.data.validation is not None:
+            row |= {f"validation_{name}": value for name, value in self._metrics(self.data.validation).items()}
+        return row
+
+    def _metrics(self, split: Split) -> dict[str, float]:
+        outputs = self._outputs(split)
+        return evaluate(outputs, split.targets, self.spec.loss, self.objective.combine(outputs))
+
+    def _outputs(self, split: Split) -> Tensor:
+        engine = self._make_engine()
+        parts = [engine.predict(batch.inputs) for batch in split.batches(self.spec.training.batch_size)]
+        return torch.cat(parts, dim=1)
+
+    def _judge(self, row: Mapping[str, Any]) -> bool:
+        """Whether this is the best epoch so far, by the validation data alone."""
+        loss = row.get("validation_loss")
+        if loss is None:
+            return False
+        if loss < self.best_loss:
+            self.best_loss, self.since_best = loss, 0
+            return True
+        self.since_best += 1
+        return False
+
+    def _save(self, directory: RunDirectory, epoch: int, best: bool) -> None:
+        if self.engine is not None:
+            self.engine.store_optimizer_state()
+        state = {
+            "members": self.members.state(),
+            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+            "since_best": self.since_best,
+        }
+        directory.save_checkpoint(Checkpoint(epoch, self.members.tensors(), state), best=best)
+        self.progress.saved(epoch)
+
+    def _interrupted(self, directory: RunDirectory, epoch: int, stop: StopRequest) -> Interrupted:
+        fix = f"continue with: ensemblekit resume {directory.path}"
+        return Interrupted(f"saved at epoch {epoch}", str(directory.path), fix, exit_code=stop.exit_code)
+
+
+class _Seen:
+    """Sums of what an epoch's steps gave, kept on the device: nothing is read back but every CHECK_EVERY steps."""
+
+    def __init__(self, objective: Objective, columns: list[int]) -> None:
+        self.objective, self.columns = objective, columns
+        self.sums: dict[str, Tensor] = {}
+        self.samples = 0
+        self.finite: list[Tensor] = []
+
+    def add(self, value: Tensor, outputs: Tensor, batch: Batch) -> None:
+        loss = self.objective.loss
+        combined = self.objective.combine(outputs)
+        size = len(batch.index)
+        sums = {"train_objective": value * size, "train_loss": loss(combined, batch.targets).sum()}
+        if not batch.targets.is_floating_point():
+            classes = loss.probabilities(combined).argmax(dim=-1)
+            sums["train_accuracy"] = (classes == batch.targets.clamp_min(0)).sum()
+        for name, number in sums.items():
+            self.sums[name] = self.sums[name] + number if name in self.sums else number
+        self.samples += size
+        self.finite.append(torch.cat([outputs.isfinite().flatten(1).all(dim=1), value.isfinite().view(1)]))
+
+    def check_finite(self, epoch: int, last_step: int, path: object) -> None:
+        """Raise an error that names the step, and the member if one of them is to blame."""
+        if not self.finite or self.finite[0].is_meta:
+            return
+        good = torch.stack(self.finite)
+        if not bool(good.all()):
+            bad_step = int((~good.all(dim=1)).nonzero()[0])
+            members = [self.columns[place] for place in (~good[bad_step, :-1]).nonzero().flatten().tolist()]
+            whose = f"the outputs of member {members[0]}" if members else "the objective"
+            step = last_step - len(self.finite) + bad_step + 1
+            raise NumericError(
+                f"{whose} became nan or infinite at epoch {epoch}, step {step}",
+                f"{path} keeps the checkpoint of epoch {epoch - 1}",
+                "lower training.optimizer.lr, or set training.clip_norm",
+            )
+        self.finite.clear()
+
+    def means(self) -> dict[str, float]:
+        """The means over the epoch's samples."""
+        return {name: float(number) / self.samples for name, number in self.sums.items()}

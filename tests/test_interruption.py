@@ -1,0 +1,110 @@
+"""Real signals and kills: what was saved stays, and a resumed run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPEC = """\
+seed = 1
+[data]
+name = "digits"
+limit_train = 400
+limit_test = 100
+augment = ["crop"]
+padding = 1
+[model]
+name = "mlp"
+hidden = [32]
+dropout = 0.2
+[ensemble]
+members = 4
+[method]
+name = "gncl"
+[training]
+epochs = 40
+batch_size = 32
+[engine]
+name = "sequential"
+device = "cpu"
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with the spec and a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("interruption")
+    (folder / "spec.toml").write_text(SPEC)
+    command = [sys.executable, "-m", "ensemblekit", "train", "spec.toml", "--out", "whole", "--quiet"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def start(folder: Path, name: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ensemblekit", "train", "spec.toml", "--out", name]
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for_epoch(folder: Path, name: str, epoch: int, process: subprocess.Popen[str]) -> None:
+    metrics = folder / name / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < epoch:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+
+
+def resume(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ensemblekit", "resume", name]
+    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True)
+
+
+def weights(folder: Path, name: str) -> str:
+    return hashlib.sha256((folder / name / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_saves_stops_and_says_how_to_go_on(place, number, code):
+    name = f"stopped-{code}"
+    process = start(place, name)
+    wait_for_epoch(place, name, 3, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("error: saved at epoch ")
+    assert f"ensemblekit resume {name}" in last
+    assert "Traceback" not in errors
+    assert "resumed from epoch" in resume(place, name).stdout
+    assert weights(place, name) == weights(place, "whole")
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.031])
+def test_a_run_that_was_killed_ends_with_the_same_weights(place, delay):
+    """kill -9 at no particular moment, twice in one run: in a step, in an evaluation or in a save."""
+    name = f"killed-{delay}"
+    process = start(place, name)
+    wait_for_epoch(place, name, 5, process)
+    time.sleep(delay)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    output = resume(place, name).stdout
+    assert "resumed from epoch" in output
+    assert weights(place, name) == weights(place, "whole")
+
+
+def test_a_run_in_use_is_left_alone(place):
+    process = start(place, "busy")
+    wait_for_epoch(place, "busy", 1, process)
+    command = [sys.executable, "-m", "ensemblekit", "resume", "busy"]
+    second = subprocess.run(command, cwd=place, text=True, capture_output=True)
+    assert second.returncode == 5
+    assert f"in use by pid {process.pid}" in second.stderr
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert weights(place, "busy") == weights(place, "whole")

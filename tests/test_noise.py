@@ -1,0 +1,79 @@
+"""Random numbers inside networks: uniform, independent of each other, and a function of key, step and place."""
+
+from __future__ import annotations
+
+import torch
+from scipy import stats
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from ensemblekit.noise import Dropout, Noise, set_noise_step, with_own_noise
+
+SIZE = torch.Size([100_000])
+
+
+def layer(member: int = 0, step: int = 0) -> Noise:
+    noise = Noise()
+    with_own_noise(noise, seed=0, member=member)
+    set_noise_step(noise, step)
+    return noise
+
+
+def test_numbers_are_uniform():
+    for step in range(3):
+        numbers = layer(step=step).uniform(SIZE)
+        assert 0 <= numbers.min() < numbers.max() < 1
+        assert stats.kstest(numbers.numpy(), "uniform").pvalue > 1e-3
+
+
+def test_neighbours_steps_and_members_are_unrelated():
+    first = layer().uniform(SIZE).double()
+    others = [first.roll(1), layer(step=1).uniform(SIZE), layer(member=1).uniform(SIZE)]
+    for other in others:
+        assert abs(torch.corrcoef(torch.stack([first, other.double()]))[0, 1].item()) < 0.015
+
+
+def test_numbers_are_a_function_of_key_step_and_place():
+    assert torch.equal(layer(3, 7).uniform(SIZE), layer(3, 7).uniform(SIZE))
+    assert torch.equal(layer().uniform(torch.Size([10, 20])).flatten(), layer().uniform(torch.Size([200])))
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    dropout = Dropout(0.3)
+    with_own_noise(dropout, seed=0, member=0)
+    outputs = dropout(torch.ones(SIZE))
+    assert abs((outputs == 0).float().mean().item() - 0.3) < 0.01
+    assert abs(outputs.mean().item() - 1) < 0.01
+    assert torch.equal(dropout.eval()(torch.ones(5)), torch.ones(5))
+
+
+def test_every_dropout_of_a_network_is_replaced_and_has_a_key_of_its_own():
+    network = with_own_noise(nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))), 0, 0)
+    layers = [module for module in network.modules() if isinstance(module, Dropout)]
+    assert [module.p for module in layers] == [0.5, 0.1]
+    assert layers[0].noise_key != layers[1].noise_key
+    assert not any(isinstance(module, nn.Dropout) for module in network.modules())
+    assert not any("noise" in name for name in network.state_dict())
+
+
+def test_stacked_members_draw_what_they_draw_by_themselves():
+    members = [layer(member) for member in range(3)]
+    parameters, buffers = stack_module_state(members)
+    stacked = vmap(lambda b: functional_call(_Draw(members[0]), {f"noise.{k}": v for k, v in b.items()}, ()))(buffers)
+    assert not parameters
+    assert torch.equal(stacked, torch.stack([member.uniform(torch.Size([50])) for member in members]))
+
+
+class _Draw(nn.Module):
+    def __init__(self, noise: Noise) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def forward(self) -> torch.Tensor:
+        return self.noise.uniform(torch.Size([50]))
+
+
+def test_a_network_in_a_loop_of_ones_own_draws_new_numbers_at_each_call():
+    dropout = with_own_noise(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0)
+    first, second = dropout(torch.ones(100)), dropout(torch.ones(100))
+    assert not torch.equal(first, second)
