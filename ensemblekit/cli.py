@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from ensemblekit import cli_bench, cli_check, cli_new, cli_training
 from ensemblekit.cli_options import json_option, plugin_option, set_option
-from ensemblekit.cli_training import COMMANDS
 from ensemblekit.errors import EnsemblekitError, PluginError, SpecError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def main(debug: bool) -> None:
     """
 
 
-for command in COMMANDS:
+for command in (*cli_training.COMMANDS, cli_bench.bench, cli_new.new, *cli_check.COMMANDS):
     main.add_command(command)
 
 
@@ -174,7 +174,12 @@ def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_
     from ensemblekit.describe import page_facts, plugin_page
     from ensemblekit.registry import discover
 
-    page = plugin_page(_find_one(discover(plugin_files), name, kind))
+    info = _find_one(discover(plugin_files), name, kind)
+    page = plugin_page(info)
+    if page["kind"] == "model":
+        from ensemblekit.fast_paths import default_paths
+
+        page["paths"] = default_paths(info.load())
     printer = Printer()
     if as_json:
         printer.json(page)

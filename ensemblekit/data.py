@@ -8,14 +8,16 @@ taken up at any epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
+from math import prod
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from ensemblekit.cores import one_thread
 from ensemblekit.errors import DataError
 from ensemblekit.images import ImageTransform
 from ensemblekit.memory import fits_in_memory
@@ -23,6 +25,9 @@ from ensemblekit.plugin import DataInfo, Dataset, ImageDataset, Splits
 from ensemblekit.samples import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.seeding import generator
 from ensemblekit.splitting import hold_out, limit
+
+READY_BYTES = 2**26
+"""Inputs of up to this size are made ready once and for all, where nothing random happens to them."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,10 @@ class Split:
     def _batches(self, order: Tensor, lengths: list[int], drawn: Mapping[str, Tensor]) -> Iterator[Batch]:
         device = self.targets.device
         index_batches = order.to(device).split(lengths)
+        if not drawn and (ready := self._ready) is not None:
+            for index in index_batches:
+                yield Batch(ready.index_select(0, index), self.targets.index_select(0, index), index)
+            return
         drawn_batches = {name: values.to(device).split(lengths) for name, values in drawn.items()}
         stored_batches: Iterator[Tensor]
         if isinstance(self.inputs, Tensor):
@@ -91,10 +100,20 @@ class Split:
             stored_batches = (stored.to(device) for stored in self.inputs.stream(order.split(lengths)))
         for step, index in enumerate(index_batches):
             drawn_here = {name: values[step] for name, values in drawn_batches.items()}
-            with _one_thread():
+            with one_thread():
                 inputs = self._transformed(next(stored_batches), drawn_here)
                 batch = Batch(inputs, self.targets.index_select(0, index), index)
             yield batch
+
+    @cached_property
+    def _ready(self) -> Tensor | None:
+        """All inputs as the network sees them without augmentation; None if they are too many to keep."""
+        if not isinstance(self.inputs, Tensor):
+            return None
+        shape = self.inputs.shape[1:] if self.transform is None else self.transform.output_shape
+        if 4 * len(self) * prod(shape) > READY_BYTES:
+            return None
+        return self._transformed(self.inputs, {})
 
     def _transformed(self, stored: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
         """What the network sees of a batch of stored inputs."""
@@ -187,17 +206,6 @@ def _transform(splits: Splits, dataset: Dataset, train: Source, example: Tensor)
     if splits.mean is not None and splits.std is not None:
         return transform.normalised_by(torch.tensor(splits.mean), torch.tensor(splits.std))
     return transform.normalised_by(*channel_statistics(train.chunks()))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch from sharing these small operations out: where a core is busy, waiting for it costs far more."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _batch_lengths(num_samples: int, batch_size: int) -> list[int]:

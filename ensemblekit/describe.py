@@ -85,6 +85,7 @@ def page_facts(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The page's facts as pairs of a label and lines of text; what is empty prints nothing."""
     facts = [("formula", page["formula"]), ("paper", page["paper"]), ("hooks", ", ".join(page["hooks"]))]
     facts.append(("package", f"{page['package']} {page['version']}".strip()))
+    facts += [(label, words) for label, words in page.get("paths", {}).items()]
     if page["kind"] == "dataset":
         what = "classes" if page["task"] == "classification" else "values to predict"
         form = f"{page['task']}: inputs of {_shape(page)}, {page['num_outputs']} {what}"

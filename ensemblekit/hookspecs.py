@@ -45,13 +45,25 @@ class GrowingEnsemble(Protocol):
         """Stop a member from learning: its parameters and statistics stay as they are."""
 
 
-# The objective. combine, member_loss and ensemble_loss: of several methods the last listed one that
-# answers (returns something other than None) wins; the defaults answer when no method does.
+# The objective. Where there can be only one answer, of several methods the last listed one that answers (returns
+# something other than None) wins; the defaults answer when no method does.
 
 
 @hookspec(firstresult=True)
-def combine(outputs: Tensor, num_members: int) -> Tensor | None:
-    """Join the members' outputs, (M, B, C) → (B, C). Called in every step and prediction. Default: the mean."""
+def combine(outputs: Tensor, num_members: int, fitted: Tensor | None) -> Tensor | None:
+    """Join the members' outputs, (M, B, C) → (B, C). Called in every step and prediction. Default: the mean.
+
+    `fitted` is what `fit_combiner` answered; None in training, where nothing is fitted.
+    """
+
+
+@hookspec(firstresult=True)
+def fit_combiner(outputs: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
+    """Learn from held-out data what `combine` needs, (M, N, C) → a floating-point tensor of any shape on their device.
+
+    Called before every evaluation and at the end of the run, with the outputs for the validation data. What it
+    returned last is saved with the model. It may read values back. Default: nothing is fitted (None).
+    """
 
 
 @hookspec(firstresult=True)

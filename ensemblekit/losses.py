@@ -155,7 +155,7 @@ class CrossEntropy(Loss):
     formula = "l(z, y) = - sum_c y_c log softmax(z)_c"
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return outputs.logsumexp(dim=-1) - pick(outputs, target)
+        return -pick(outputs.log_softmax(dim=-1), target)
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         # dᵀ(diag(q) - qqᵀ)d is the variance of d under q, written so that it cannot turn negative

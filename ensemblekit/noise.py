@@ -6,6 +6,8 @@ thread, stack or device a member runs, a run can be taken up at any step, and no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -30,10 +32,7 @@ class Noise(nn.Module):
 
     def uniform(self, shape: torch.Size) -> Tensor:
         """float32 numbers in [0, 1), of this shape, on the layer's device; others at each call."""
-        position = torch.arange(shape.numel(), device=self.noise_key.device).view(shape)
-        low, high = self.noise_key & _MASK, self.noise_key >> 32
-        key = _mixed(_mixed(self.noise_step + low) + high + (self.noise_step >> 32))
-        numbers = (_mixed(_mixed(position + key) + low) >> 8).float() * 2**-24
+        numbers = uniform_numbers(self.noise_key, self.noise_step, shape)
         self.noise_step.add_(1)
         return numbers
 
@@ -60,17 +59,29 @@ def with_own_noise(network: nn.Module, seed: int, member: int) -> nn.Module:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p))
-    layers = (layer for layer in network.modules() if isinstance(layer, Noise))
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(noise_layers(network)):
         layer.noise_key.fill_(derive_seed(seed, "noise", member, index))
     return network
 
 
-def set_noise_step(network: nn.Module, step: int) -> None:
-    """Let the network draw the numbers of this step of training; without it, it goes on from call to call."""
-    for layer in network.modules():
-        if isinstance(layer, Noise):
-            layer.noise_step.fill_(step * CALLS_PER_STEP)
+def noise_layers(network: nn.Module) -> list[Noise]:
+    """The layers that draw random numbers."""
+    return [layer for layer in network.modules() if isinstance(layer, Noise)]
+
+
+def set_noise_step(layers: Iterable[Noise], step: int) -> None:
+    """Let layers draw the numbers of this step of training; without it, they go on from call to call."""
+    for layer in layers:
+        layer.noise_step.fill_(step * CALLS_PER_STEP)
+
+
+def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size) -> Tensor:
+    """float32 numbers in [0, 1), of this shape; if key and step are (K,), those of K layers, (K, *shape)."""
+    position = torch.arange(shape.numel(), device=key.device).view(shape)
+    key, step = (value.view(*key.shape, *[1] * len(shape)) for value in (key, step))
+    low, high = key & _MASK, key >> 32
+    mixed_key = _mixed(_mixed(step + low) + high + (step >> 32))
+    return (_mixed(_mixed(position + mixed_key) + low) >> 8).float() * 2**-24
 
 
 def _mixed(values: Tensor) -> Tensor:

@@ -43,9 +43,26 @@ class Objective:
         """Whether the outputs of members that no longer learn are part of it."""
         return all(method.needs_frozen_members for method in self.methods)
 
-    def combine(self, outputs: Tensor) -> Tensor:
+    @property
+    def fits_combiner(self) -> bool:
+        """Whether held-out data decides how outputs are combined."""
+        return bool(self.hooks.hook.fit_combiner.get_hookimpls())
+
+    def fit_combiner(self, outputs: Tensor, target: Tensor) -> Tensor | None:
+        """What `combine` takes as `fitted`, from the outputs (M, N, C) for held-out data; None if nobody needs it."""
+        arguments = {"outputs": outputs, "target": target, "loss": self.loss, "num_members": len(outputs)}
+        name, fitted = next(self._answers("fit_combiner", arguments), ("", None))
+        if fitted is None:
+            return None
+        if not isinstance(fitted, Tensor) or not fitted.is_floating_point() or fitted.device != outputs.device:
+            raise _contract_broken(name, "fit_combiner", f"a floating-point tensor on {outputs.device}", fitted)
+        if not bool(fitted.isfinite().all()):
+            raise NumericError(f'plugin "{name}": hook "fit_combiner" returned a value that is not finite')
+        return fitted
+
+    def combine(self, outputs: Tensor, fitted: Tensor | None = None) -> Tensor:
         """The ensemble's output (B, C) from the members' outputs (M, B, C)."""
-        arguments = {"outputs": outputs, "num_members": len(outputs)}
+        arguments = {"outputs": outputs, "num_members": len(outputs), "fitted": fitted}
         combined = self.hooks.hook.combine(**arguments)
         self._check_tensor("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
         return combined
@@ -107,7 +124,7 @@ class Objective:
         for member, finite in enumerate(outputs.isfinite().flatten(1).all(dim=1).tolist()):
             if not finite:
                 raise NumericError(f"the outputs of member {member} are not finite", fix="lower the learning rate")
-        arguments = self._arguments(outputs, target)
+        arguments = self._arguments(outputs, target) | {"fitted": None}
         for hook in ("combine", "member_loss", "ensemble_loss", "select_members"):
             for name, answer in self._answers(hook, arguments):
                 if not bool(answer.isfinite().all()):

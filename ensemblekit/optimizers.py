@@ -20,6 +20,8 @@ from ensemblekit.plugin import Section
 _NOT_FOR_SPECS = {"params", "foreach", "fused", "capturable", "differentiable", "maximize", "print_change_log"}
 # They need a closure, sparse gradients, and matrices only.
 _UNSUPPORTED = {"LBFGS", "SparseAdam", "Muon"}
+# They look at a parameter as a whole.
+_NOT_ELEMENTWISE = {"adafactor"}
 
 
 class Optimizer(Section):
@@ -32,11 +34,20 @@ class Optimizer(Section):
         self.build([torch.zeros(1, requires_grad=True)])  # its own checks raise ValueError
         return self
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether every element of a parameter is treated alike, so that parameters can be joined or stacked."""
+        return self.name not in _NOT_ELEMENTWISE
+
     def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """The optimizer for these parameters."""
+        """The optimizer for these parameters, in one fused operation for each of them where torch has one."""
         arguments = self.model_dump(exclude={"name"})
+        parameters, optimizer_class = list(parameters), optimizer_classes()[self.name]
+        if "fused" in inspect.signature(optimizer_class).parameters:
+            # not on a GPU, where it wants its counters, which runs keep on the CPU
+            arguments["fused"] = all(parameter.device.type == "cpu" for parameter in parameters) or None
         with contextlib.redirect_stdout(None):  # AdaBelief prints its settings
-            optimizer: torch.optim.Optimizer = optimizer_classes()[self.name](parameters, **arguments)
+            optimizer: torch.optim.Optimizer = optimizer_class(parameters, **arguments)
         return optimizer
 
 

@@ -133,7 +133,8 @@ class Model(Plugin):
     def unsupported(self) -> Mapping[str, str]:
         """Ways of running that this model cannot take, each with the reason; engines respect it.
 
-        Keys are of "vmap", "channels_last", "autocast" and "meta". Default: it can take all of them.
+        Keys are of "vmap", "channels_last", "autocast", "meta" and "export" (torch.export of the network in
+        evaluation). Default: it can take all of them.
         """
         return {}
 

@@ -73,7 +73,7 @@ class PlainProgress(Progress):
         self.printer.text()
         self.printer.table(summary.columns, summary.rows)
         self.printer.text()
-        for line in (summary.gain, summary.decomposition, f"the run is in {summary.path}"):
+        for line in (summary.gain, summary.decomposition, summary.time, f"the run is in {summary.path}"):
             if line:
                 self.printer.text(line)
         self.printer.text()

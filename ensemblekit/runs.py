@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +45,8 @@ class Run:
     """The lines of metrics.jsonl."""
     members: list[dict[str, Any]]
     """Each member by itself on the test data."""
+    seconds: dict[str, float]
+    """What the time was spent on: `start`, `training`, `evaluation` and `checkpoints`; since the last resume."""
     registry: Registry
 
     @cached_property
@@ -59,6 +62,7 @@ def free_directory(stem: str) -> Path:
 
 def train_run(spec: Spec, out: Path, data: Data | None, progress: Progress, registry: Registry) -> Run:
     """Train a spec from the beginning into a new directory."""
+    started = time.perf_counter()
     RunDirectory.refuse_if_used(out)
     device = choose_device(spec.engine.device)
     data = data or load_data(spec.data, spec.seed)
@@ -71,6 +75,7 @@ def train_run(spec: Spec, out: Path, data: Data | None, progress: Progress, regi
         chosen = {"device": str(device), "engine": engine, "engines_measured": measured}
         environment = {**_environment(spec, registry), **chosen}
         directory = RunDirectory.create(out, resolved.to_toml(), environment)
+        trainer.seconds["start"] = time.perf_counter() - started
         with directory.lock():
             return _train(trainer, directory, 0, resolved, registry)
     finally:
@@ -79,12 +84,14 @@ def train_run(spec: Spec, out: Path, data: Data | None, progress: Progress, regi
 
 def resume_run(path: Path, data: Data | None, progress: Progress, registry: Registry) -> Run:
     """Go on from the last checkpoint to the end; a run that is finished is returned as it is."""
+    started = time.perf_counter()
     directory = RunDirectory.open(path)
     directory.check_spec_unchanged()
     spec = run_spec(directory, registry)
     with directory.lock():
         if (result := directory.read_result()) is not None:
-            return Run(path, spec, result["metrics"], directory.read_metrics(), result["members"], registry)
+            seconds = directory.environment.get("seconds", {})
+            return Run(path, spec, result["metrics"], directory.read_metrics(), result["members"], seconds, registry)
         checkpoint = directory.load_checkpoint()
         trainer = Trainer(spec, data or load_data(spec.data, spec.seed), choose_device(spec.engine.device), progress)
         try:
@@ -94,6 +101,7 @@ def resume_run(path: Path, data: Data | None, progress: Progress, registry: Regi
             resumed = f"resumed from epoch {checkpoint.epoch}"
             progress.planned([*_plan(trainer), ("out", str(path)), ("resume", resumed)])
             trainer.choose_engine()
+            trainer.seconds["start"] = time.perf_counter() - started
             return _train(trainer, directory, checkpoint.epoch, spec, registry)
         finally:
             trainer.close()
@@ -108,9 +116,12 @@ def _train(trainer: Trainer, directory: RunDirectory, start_epoch: int, spec: Sp
         for place, slot in enumerate(trainer.members.slots)
         for name, value in slot.network.state_dict().items()
     }
+    if trainer.fitted is not None:
+        networks["combiner"] = trainer.fitted
     directory.write_model(networks, _model_metadata(trainer))
+    directory.update_environment(seconds=trainer.seconds)
     directory.write_result({"metrics": metrics, "members": members, "epochs": len(trainer.history)})
-    run = Run(directory.path, spec, metrics, trainer.history, members, registry)
+    run = Run(directory.path, spec, metrics, trainer.history, members, trainer.seconds, registry)
     trainer.hooks.run_finished(metrics=metrics)
     trainer.progress.finished(run)
     return run
@@ -131,7 +142,7 @@ def load_ensemble(path: Path, registry: Registry) -> Ensemble:
         networks.append(slot.network)
     classes = tuple(metadata["classes"]) if metadata["classes"] else None
     transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
-    return Ensemble(networks, spec, info, classes, transform).eval()
+    return Ensemble(networks, spec, info, classes, transform, tensors.get("combiner")).eval()
 
 
 def evaluate_run(path: Path, data: Data | None, registry: Registry) -> dict[str, float]:

@@ -31,6 +31,8 @@ class FinishedRun(Protocol):
     def metrics(self) -> Mapping[str, Any]: ...
     @property
     def members(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class RunSummary:
     """A row for each member, for their mean and for the ensemble."""
     gain: str
     decomposition: str
+    time: str
     path: Path
     next_steps: tuple[tuple[str, str], ...]
     """Commands, each with what it is for."""
@@ -55,6 +58,7 @@ def run_summary(run: FinishedRun) -> RunSummary:
         rows=tuple(_rows(run, quality)),
         gain=_gain(run.metrics, quality) if len(run.members) > 1 else "",
         decomposition=decomposition_line(run.metrics),
+        time=time_line(run.seconds),
         path=run.path,
         next_steps=tuple(_next_steps(run)),
     )
@@ -80,6 +84,12 @@ def quality_text(value: float | None, quality: str) -> str:
     if quality != "accuracy":
         return number(value)
     return "" if value is None else f"{100 * value:.2f} %"
+
+
+def time_line(seconds: Mapping[str, float]) -> str:
+    """`12.3 s of training, 0.5 s of evaluation, …`; nothing if nothing is known."""
+    labels = {"training": "training", "evaluation": "evaluation", "checkpoints": "checkpoints", "start": "start-up"}
+    return ", ".join(f"{seconds[name]:.1f} s of {label}" for name, label in labels.items() if name in seconds)
 
 
 def decomposition_line(metrics: Mapping[str, Any]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +31,10 @@ from ensemblekit.training_members import TrainingMembers
 
 CHECK_EVERY = 64
 """Steps between two looks at whether everything is still finite: looking waits for the device."""
+KEPT_BYTES = 2**24
+"""How much of the steps' outputs is kept until they are counted together, which costs less than one by one."""
+EVALUATED_BYTES = 2**22
+"""How large batches are in evaluation, if that is more than a batch of training: nothing is learnt from them."""
 
 
 class Trainer:
@@ -45,17 +51,25 @@ class Trainer:
             bf16=spec.engine.precision == "bf16",
             compile=spec.engine.compile,
             recompute=spec.engine.recompute,
+            elementwise=spec.optimizer.elementwise,
             clip_norm=spec.training.clip_norm,
         )
         self.members = TrainingMembers(spec, data.info, spec.loss.num_outputs(data.info), device)
         self.members.start(self.hooks.members_at_start(num_members=spec.ensemble.members))
         weights = self.objective.sample_weights(len(data.train), spec.ensemble.members, spec.seed)
         self.weights = None if weights is None else weights.to(device)
+        if self.objective.fits_combiner and data.validation is None:
+            what = "a method learns from held-out data how to combine the members, and there is none"
+            raise UsageError(what, "data.validation_fraction", "set it to more than 0")
+        self.fitted: Tensor | None = None
+        """What the combiner learnt from the validation data, at the last evaluation."""
         self.steps_per_epoch = len(data.train.training_batch_lengths(spec.training.batch_size))
         self.engine_name: str = spec.engine.name
         self.engine: Engine | None = None
         self.best_loss, self.since_best = math.inf, 0
         self.history: list[dict[str, Any]] = []
+        self.seconds = {"start": 0.0, "training": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
+        """What the run's time was spent on."""
 
     def choose_engine(self) -> tuple[str, dict[str, float]]:
         """The engine's name, and the seconds per step of those that were tried if the spec leaves it open."""
@@ -98,9 +112,11 @@ class Trainer:
 
     def test(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """The final metrics on the test data, and those of each member."""
+        if self.objective.fits_combiner and self.data.validation is not None:
+            self._fit_combiner(self._outputs(self.data.validation), self.data.validation)
         outputs = self._outputs(self.data.test)
         targets, loss = self.data.test.targets, self.spec.loss
-        metrics = evaluate(outputs, targets, loss, self.objective.combine(outputs))
+        metrics = self._metrics(outputs, self.data.test)
         members = member_metrics(outputs, targets, loss)
         for entry, slot in zip(members, self.members.slots, strict=True):
             entry["parameters"] = sum(parameter.numel() for parameter in slot.network.parameters())
@@ -131,14 +147,24 @@ class Trainer:
         # for networks that draw from torch's global generator; those of this project have numbers of their own
         torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
         self.progress.epoch_started(epoch, num_epochs, self.steps_per_epoch)
-        start = time.perf_counter()
-        row = {"epoch": epoch, **self._steps(engine, epoch, directory, stop)}
-        elapsed = time.perf_counter() - start
+        with self._clock("training") as trained:
+            row = {"epoch": epoch, **self._steps(engine, epoch, directory, stop)}
+        row["images_per_second"] = len(self.data.train) / trained.seconds
+        row["seconds"] = trained.seconds
         if epoch % self.spec.training.evaluate_every == 0 or epoch == num_epochs:
-            row |= self._evaluation()
-        row["images_per_second"] = len(self.data.train) / elapsed
-        row["seconds"] = time.perf_counter() - start
+            with self._clock("evaluation") as evaluated:
+                row |= self._evaluation()
+            row["seconds"] += evaluated.seconds
         return row
+
+    @contextmanager
+    def _clock(self, what: str) -> Iterator[Elapsed]:
+        """Add the time of a block to what is known of the run's."""
+        elapsed = Elapsed()
+        start = time.perf_counter()
+        yield elapsed
+        elapsed.seconds = time.perf_counter() - start
+        self.seconds[what] += elapsed.seconds
 
     def _steps(self, engine: Engine, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, float]:
         """All steps of an epoch; returns what was seen on the way."""
@@ -154,9 +180,9 @@ class Trainer:
             value, outputs = engine.train_step(batch, self._weights(batch, columns), rate, overall)
             seen.add(value, outputs, batch)
             if (step + 1) % CHECK_EVERY == 0:
-                seen.check_finite(epoch, step + 1, directory.path)
+                seen.check_finite(epoch, directory.path)
             self.progress.step(epoch, step + 1, len(batch.index))
-        seen.check_finite(epoch, self.steps_per_epoch, directory.path)
+        seen.check_finite(epoch, directory.path)
         return {**seen.means(), "learning_rate": rate}
 
     def _learning_rate(self, progress: float) -> float:
@@ -169,19 +195,25 @@ class Trainer:
         return None if self.weights is None else self.weights[batch.index][:, columns]
 
     def _evaluation(self) -> dict[str, float]:
-        row = flat_metrics(self._metrics(self.data.test))
-        if self.data.validation is not None:
-            row |= {f"validation_{name}": value for name, value in self._metrics(self.data.validation).items()}
-        return row
+        held_out: dict[str, float] = {}
+        if (validation := self.data.validation) is not None:
+            outputs = self._outputs(validation)
+            self._fit_combiner(outputs, validation)
+            held_out = {f"validation_{name}": value for name, value in self._metrics(outputs, validation).items()}
+        return flat_metrics(self._metrics(self._outputs(self.data.test), self.data.test)) | held_out
 
-    def _metrics(self, split: Split) -> dict[str, float]:
-        outputs = self._outputs(split)
-        return evaluate(outputs, split.targets, self.spec.loss, self.objective.combine(outputs))
+    def _fit_combiner(self, outputs: Tensor, split: Split) -> None:
+        self.fitted = self.objective.fit_combiner(outputs, split.targets)
+
+    def _metrics(self, outputs: Tensor, split: Split) -> dict[str, float]:
+        combined = self.objective.combine(outputs, self.fitted)
+        return evaluate(outputs, split.targets, self.spec.loss, combined)
 
     def _outputs(self, split: Split) -> Tensor:
         engine = self._make_engine()
-        parts = [engine.predict(batch.inputs) for batch in split.batches(self.spec.training.batch_size)]
-        return torch.cat(parts, dim=1)
+        fitting = EVALUATED_BYTES // (4 * math.prod(self.data.info.input_shape))
+        batches = split.batches(max(self.spec.training.batch_size, fitting))
+        return torch.cat([engine.predict(batch.inputs) for batch in batches], dim=1)
 
     def _judge(self, row: Mapping[str, Any]) -> bool:
         """Whether this is the best epoch so far, by the validation data alone."""
@@ -195,14 +227,15 @@ class Trainer:
         return False
 
     def _save(self, directory: RunDirectory, epoch: int, best: bool) -> None:
-        if self.engine is not None:
-            self.engine.store_optimizer_state()
-        state = {
-            "members": self.members.state(),
-            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
-            "since_best": self.since_best,
-        }
-        directory.save_checkpoint(Checkpoint(epoch, self.members.tensors(), state), best=best)
+        with self._clock("checkpoints"):
+            if self.engine is not None:
+                self.engine.store_optimizer_state()
+            state = {
+                "members": self.members.state(),
+                "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+                "since_best": self.since_best,
+            }
+            directory.save_checkpoint(Checkpoint(epoch, self.members.tensors(), state), best=best)
         self.progress.saved(epoch)
 
     def _interrupted(self, directory: RunDirectory, epoch: int, stop: StopRequest) -> Interrupted:
@@ -210,38 +243,64 @@ class Trainer:
         return Interrupted(f"saved at epoch {epoch}", str(directory.path), fix, exit_code=stop.exit_code)
 
 
+@dataclass
+class Elapsed:
+    """How long something took, once it has ended."""
+
+    seconds: float = 0.0
+
+
 class _Seen:
-    """Sums of what an epoch's steps gave, kept on the device: nothing is read back but every CHECK_EVERY steps."""
+    """What an epoch's steps gave, kept on the device: nothing is read back but every CHECK_EVERY steps."""
 
     def __init__(self, objective: Objective, columns: list[int]) -> None:
         self.objective, self.columns = objective, columns
+        self.kept: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Objective, outputs (M, B, C) and targets of the steps that are not counted yet."""
         self.sums: dict[str, Tensor] = {}
-        self.samples = 0
         self.finite: list[Tensor] = []
+        """For each step since the last look, whether each member's outputs and the objective are finite, (M + 1,)."""
+        self.steps = self.samples = 0
 
     def add(self, value: Tensor, outputs: Tensor, batch: Batch) -> None:
-        loss = self.objective.loss
-        combined = self.objective.combine(outputs)
-        size = len(batch.index)
-        sums = {"train_objective": value * size, "train_loss": loss(combined, batch.targets).sum()}
-        if not batch.targets.is_floating_point():
+        self.kept.append((value, outputs, batch.targets))
+        self.steps += 1
+        if len(self.kept) * outputs.numel() * outputs.element_size() >= KEPT_BYTES:
+            self._count()
+
+    def _count(self) -> None:
+        """Add up what was kept."""
+        if not self.kept:
+            return
+        sizes = [outputs.shape[1] for _, outputs, _ in self.kept]
+        values = torch.stack([value for value, _, _ in self.kept])
+        outputs = torch.cat([outputs for _, outputs, _ in self.kept], dim=1)
+        targets = torch.cat([targets for _, _, targets in self.kept])
+        loss, combined = self.objective.loss, self.objective.combine(outputs)
+        weighted = sum(value * size for value, size in zip(values, sizes, strict=True))
+        sums = {"train_objective": weighted, "train_loss": loss(combined, targets).sum()}
+        if not targets.is_floating_point():
             classes = loss.probabilities(combined).argmax(dim=-1)
-            sums["train_accuracy"] = (classes == batch.targets.clamp_min(0)).sum()
+            sums["train_accuracy"] = (classes == targets.clamp_min(0)).sum()
         for name, number in sums.items():
             self.sums[name] = self.sums[name] + number if name in self.sums else number
-        self.samples += size
-        self.finite.append(torch.cat([outputs.isfinite().flatten(1).all(dim=1), value.isfinite().view(1)]))
+        by_step = outputs.isfinite().all(dim=-1).split(sizes, dim=1)
+        members = torch.stack([finite.all(dim=1) for finite in by_step])
+        self.finite.append(torch.cat([members, values.isfinite().unsqueeze(1)], dim=1))
+        self.samples += sum(sizes)
+        self.kept.clear()
 
-    def check_finite(self, epoch: int, last_step: int, path: object) -> None:
+    def check_finite(self, epoch: int, path: object) -> None:
         """Raise an error that names the step, and the member if one of them is to blame."""
+        self._count()
         if not self.finite or self.finite[0].is_meta:
             return
-        good = torch.stack(self.finite)
+        good = torch.cat(self.finite)
         if not bool(good.all()):
             bad_step = int((~good.all(dim=1)).nonzero()[0])
             members = [self.columns[place] for place in (~good[bad_step, :-1]).nonzero().flatten().tolist()]
             whose = f"the outputs of member {members[0]}" if members else "the objective"
-            step = last_step - len(self.finite) + bad_step + 1
+            step = self.steps - len(good) + bad_step + 1
             raise NumericError(
                 f"{whose} became nan or infinite at epoch {epoch}, step {step}",
                 f"{path} keeps the checkpoint of epoch {epoch - 1}",

@@ -53,6 +53,7 @@ class FakeRun:
     spec: ek.Spec = field(default_factory=lambda: ek.load_spec(CLASSIFIER))
     metrics: dict[str, float] = field(default_factory=lambda: dict(METRICS))
     members: list[dict[str, Any]] = field(default_factory=members)
+    seconds: dict[str, float] = field(default_factory=lambda: {"training": 12.34, "evaluation": 0.5, "start": 2.0})
 
 
 def linear_ensemble(

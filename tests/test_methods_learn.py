@@ -15,14 +15,16 @@ from ensemblekit.cli import main
 # is weak (as in the paper), and boosting in stages gives each of its members only three epochs.
 LEAST = {"smcl": 0.6, "ncl": 0.85, "boosting-stagewise": 0.85}
 METHODS = [
-    *sorted(set(ek.methods()) - {"snapshot"}),
+    *sorted(set(ek.methods()) - {"snapshot", "fast_geometric"}),
     "boosting-stagewise",
+    "fast_geometric-cycles",
     "gncl-exact",
     "snapshot-at_epochs",
     "snapshot-cycles",
 ]
 SETTINGS = {
     "boosting-stagewise": '{name = "boosting", schedule = "stagewise"}',
+    "fast_geometric-cycles": '{name = "fast_geometric", cycles = 3}',
     "gncl-exact": '{name = "gncl", mode = "exact"}',
     "snapshot-at_epochs": '{name = "snapshot", at_epochs = [6, 9]}',
     "snapshot-cycles": '{name = "snapshot", cycles = 3}',

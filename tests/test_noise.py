@@ -15,7 +15,7 @@ SIZE = torch.Size([100_000])
 def layer(member: int = 0, step: int = 0) -> Noise:
     noise = Noise()
     with_own_noise(noise, seed=0, member=member)
-    set_noise_step(noise, step)
+    set_noise_step([noise], step)
     return noise
 
 

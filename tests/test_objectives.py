@@ -43,6 +43,10 @@ class Answers(Method):
     def sample_weights(self):
         return self.value if self.hook == "sample_weights" else None
 
+    @hookimpl
+    def fit_combiner(self):
+        return self.value if self.hook == "fit_combiner" else None
+
 
 def wrong_answers():
     right_shape = {"combine": (B, C), "member_loss": (M, B), "ensemble_loss": (B,)}
@@ -76,6 +80,42 @@ def test_a_hook_that_returns_the_wrong_thing_is_named_with_its_plugin(hook, valu
 def test_sample_weights_of_the_wrong_form_are_named_with_their_plugin(value):
     with pytest.raises(PluginError, match=r'plugin "answers": hook "sample_weights"'):
         ek.draw_sample_weights(Answers(hook="sample_weights", value=value), 7, M)
+
+
+@pytest.mark.parametrize("value", [torch.ones(M, dtype=torch.int64), torch.ones(M, device="meta"), [1.0] * M], ids=str)
+def test_a_fitted_combiner_of_the_wrong_form_is_named_with_its_plugin(value):
+    objective = Objective([Answers(hook="fit_combiner", value=value)], ek.MSE())
+    with pytest.raises(PluginError, match=r'plugin "answers": hook "fit_combiner"'):
+        objective.fit_combiner(OUTPUTS, TARGET)
+
+
+def test_a_fitted_combiner_that_is_not_finite_is_refused():
+    objective = Objective([Answers(hook="fit_combiner", value=torch.full((M,), torch.nan))], ek.MSE())
+    with pytest.raises(NumericError, match=r'plugin "answers": hook "fit_combiner"'):
+        objective.fit_combiner(OUTPUTS, TARGET)
+
+
+class Fits(Method):
+    """Fits one number, and combines by it."""
+
+    number: float
+
+    @hookimpl
+    def fit_combiner(self, outputs):
+        return torch.tensor(self.number, dtype=outputs.dtype)
+
+    @hookimpl
+    def combine(self, outputs, fitted):
+        return outputs[0] if fitted is None else outputs[0] + fitted
+
+
+def test_the_combiner_of_the_last_listed_method_is_fitted_and_used_but_not_in_training():
+    objective = Objective([Fits(number=1.0), Fits(number=2.0).named("second")], ek.MSE())
+    fitted = objective.fit_combiner(OUTPUTS, TARGET)
+    assert torch.equal(objective.combine(OUTPUTS, fitted), OUTPUTS[0] + 2)
+    assert torch.equal(objective.combine(OUTPUTS), OUTPUTS[0])
+    assert objective.fits_combiner
+    assert Objective([], ek.MSE()).fit_combiner(OUTPUTS, TARGET) is None
 
 
 def test_sample_weights_that_are_not_finite_are_refused():

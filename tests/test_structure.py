@@ -20,12 +20,19 @@ from ensemblekit.hooks import HOOK_ARGUMENTS
 
 # Each file imports only files above it.
 ORDER = [
-    "errors", "hookspecs", "plugin", "hooks", "seeding", "memory", "losses", "decomposition", "metrics", "objectives",
-    "decoding", "augmentation", "images", "samples", "splitting", "data", "given", "noise", "members", "registry",
-    "parameters", "schedules", "optimizers", "tables", "spec", "spec_reader", "describe", "schema", "atomic",
-    "tensor_files", "locking", "checkpoints", "run_directory", "ensemble", "engines.base", "engines.sequential",
-    "engines.threaded", "engines.stacked", "engines", "engines.auto", "training_members", "interruption", "console",
-    "summary", "progress", "prediction", "trainer", "runs", "api", "cli_options", "cli_training", "cli", "__main__",
+    "errors", "hookspecs", "plugin", "hooks", "seeding", "cores", "memory", "losses", "decomposition", "metrics",
+    "objectives", "decoding", "augmentation", "images", "samples", "splitting", "data", "given", "noise", "members",
+    "registry", "parameters", "schedules", "optimizers", "tables", "spec", "spec_reader", "describe", "schema",
+    "atomic", "tensor_files", "locking", "checkpoints", "run_directory", "inference", "ensemble", "engines.base",
+    "engines.flat", "engines.sequential", "engines.threaded", "engines.stacking", "engines.stacked", "engines",
+    "engines.auto", "training_members", "fast_paths", "interruption", "console", "summary", "progress", "prediction",
+    "trainer", "runs", "api", "bench", "bench.apart", "bench.naive", "bench.measuring", "bench.workloads",
+    "bench.contests", "bench.memory", "bench.running", "bench.report", "scaffold.names", "scaffold", "testing",
+    "testing.checks", "testing.constants", "testing.documented", "testing.tiny", "testing.method_bench",
+    "testing.method_rare_hooks", "testing.method_runs", "testing.method", "testing.ways_of_running", "testing.model",
+    "testing.offline", "testing.samples_in_common", "testing.dataset", "testing.extension", "testing.loss",
+    "testing.contracts", "testing.targets", "testing.pytest_plugin", "cli_options", "cli_training", "cli_bench",
+    "cli_new", "cli_check", "cli", "__main__",
 ]  # fmt: skip
 CORE = sorted(path for path in (ROOT / "ensemblekit").rglob("*.py") if path != ROOT / "ensemblekit" / "__init__.py")
 PLUGIN_FILES = sorted((ROOT / "plugins").glob("*/*.py"))
@@ -130,28 +137,3 @@ def test_ci_runs_the_readmes_own_commands():
     assert len(commands) == 2
     for command in commands:
         assert command in script
-
-
-def test_the_plugin_of_the_readme_works_as_shown(tmp_path):
-    """The README's example file, spec and command, run as a reader would."""
-    blocks = re.findall(r"```(python|toml)\n# (\S+)\n(.*?)```", README, flags=re.DOTALL)
-    files = {name: text for _, name, text in blocks}
-    assert {"softmin.py", "spec.toml"} <= set(files)
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    command = [sys.executable, "-m", "ensemblekit", "validate", "spec.toml", "--plugin", "softmin.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "soft_min (temperature = 0.5)" in result.stdout
-    code_lines = [line for line in files["softmin.py"].splitlines() if line.strip()]
-    assert len(code_lines) <= 15
-
-
-def test_the_python_example_of_the_readme_runs(tmp_path):
-    (example,) = re.findall(r"```python\nimport ensemblekit as ek\n(.*?)```", README, flags=re.DOTALL)
-    subprocess.run(
-        [sys.executable, "-c", "import ensemblekit as ek\n" + example],
-        cwd=tmp_path,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )

@@ -145,3 +145,8 @@ def test_evaluate_groups_what_is_the_ensembles_the_members_and_between_them():
 )
 def test_numbers_keep_what_matters(value, text):
     assert number(value) == text
+
+
+def test_the_time_is_told_by_what_it_was_spent_on():
+    assert run_summary(FakeRun()).time == "12.3 s of training, 0.5 s of evaluation, 2.0 s of start-up"
+    assert run_summary(FakeRun(seconds={})).time == ""

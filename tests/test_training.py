@@ -16,8 +16,9 @@ from ensemblekit.progress import Progress
 
 TIMES = {"seconds", "images_per_second"}
 METHODS = [
-    *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot"})),
+    *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
+    {"name": "fast_geometric", "cycles": 3},
     {"name": "boosting", "schedule": "stagewise"},
     {"name": "snapshot", "at_epochs": [2, 3]},
     {"name": "snapshot", "cycles": 3},
@@ -89,6 +90,8 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(method, engine, tmp_path):
     spec = tables(method=method, engine={"name": engine, "device": "cpu"})
     if method["name"] == "snapshot":
         del spec["ensemble"]
+    if method["name"] == "fast_geometric":
+        spec["training"]["epochs"] = 6
     whole = ek.train(spec, tmp_path / "whole", progress=False)
     with pytest.raises(Crash):
         ek.train(spec, tmp_path / "stopped", progress=CrashAfter(3, 2))
@@ -185,7 +188,7 @@ def test_metrics_have_the_promised_names(tmp_path):
     }  # fmt: skip
     assert [row["epoch"] for row in run.history] == [1, 2, 3, 4]
     assert expected <= set(run.history[-1])
-    assert ek.evaluate_run(run.path) == pytest.approx(run.metrics)
+    assert ek.evaluate_run(run.path) == pytest.approx(run.metrics, rel=1e-5, abs=1e-6)
     assert run.metrics["test_accuracy"] == run.history[-1]["test_accuracy"]
 
 
@@ -237,6 +240,16 @@ def test_evaluation_can_be_rarer(tmp_path):
     training = {**tables()["training"], "epochs": 5, "evaluate_every": 2}
     run = ek.train(tables(training=training), tmp_path / "run", progress=False)
     assert ["test_accuracy" in row for row in run.history] == [False, True, False, True, True]
+
+
+def test_a_combiner_without_held_out_data_to_fit_it_to_is_refused_before_training(tmp_path):
+    fits = ek.load_spec(tables(method="fits_bias"), plugins=[TOY_PLUGINS])
+    assert ek.train(fits, tmp_path / "fits", progress=False, plugins=[TOY_PLUGINS]).ensemble.fitted.shape == (10,)
+    data = {**tables()["data"], "validation_fraction": 0.0}
+    spec = ek.load_spec(tables(method="fits_bias", data=data), plugins=[TOY_PLUGINS])
+    with pytest.raises(UsageError, match=r"held-out data.*data\.validation_fraction"):
+        ek.train(spec, tmp_path / "run", progress=False, plugins=[TOY_PLUGINS])
+    assert not (tmp_path / "run").exists()
 
 
 def test_own_data_sets_can_be_trained_on(tmp_path):

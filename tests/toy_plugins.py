@@ -83,6 +83,20 @@ class SoftMin(Method):
         return (-losses.detach() / self.temperature).softmax(dim=0) * losses
 
 
+class FitsBias(Method):
+    """Adds to the mean what it is off by on held-out data."""
+
+    formula = "f = mean_i h_i + b,  b = held-out mean of y - mean_i h_i"
+
+    @hookimpl
+    def fit_combiner(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (nn.functional.one_hot(target, outputs.shape[-1]) - outputs.mean(dim=0)).mean(dim=0)
+
+    @hookimpl
+    def combine(self, outputs: Tensor, fitted: Tensor | None) -> Tensor | None:
+        return None if fitted is None else outputs.mean(dim=0) + fitted
+
+
 class Noisy(Model):
     """A network that draws from torch's global generator in training."""
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.data import Batch
+from ensemblekit.memory import keep_freed_memory
 from ensemblekit.objectives import Objective
 from ensemblekit.plugin import Model
 
@@ -52,6 +53,8 @@ class Settings:
     bf16: bool = False
     compile: bool = False
     recompute: bool = False
+    elementwise: bool = True
+    """Whether the optimizer treats every element of a parameter alike, so that parameters can be joined."""
     clip_norm: float | None = None
 
 
@@ -61,6 +64,7 @@ class Engine(ABC):
     name: ClassVar[str]
 
     def __init__(self, slots: Sequence[Slot], objective: Objective, settings: Settings) -> None:
+        keep_freed_memory()
         self.slots = list(slots)
         self.objective = objective
         self.settings = settings
@@ -112,19 +116,3 @@ class Engine(ABC):
 def at_least_float32(outputs: Tensor) -> Tensor:
     """What the objective works on: outputs of reduced precision are brought back."""
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, names: Sequence[str], state: OptimizerState) -> None:
-    """Give an optimizer the state of its parameters, in the order of their names; nothing if there is none yet."""
-    if state:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for parameter, name in zip(parameters, names, strict=True):
-            optimizer.state[parameter] = {
-                key: value.to(parameter.device) if isinstance(value, Tensor) and key not in COUNTERS else value
-                for key, value in state[name].items()
-            }
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ensemblekit.data import Batch
-from ensemblekit.engines.base import Engine, Settings, Slot, at_least_float32, load_optimizer_state, set_learning_rate
-from ensemblekit.noise import set_noise_step
+from ensemblekit.engines.base import Engine, Settings, Slot, at_least_float32
+from ensemblekit.engines.flat import Parameters, clipped
+from ensemblekit.noise import noise_layers, set_noise_step
 from ensemblekit.objectives import Objective
 
 
@@ -21,22 +22,26 @@ class MemberRunner:
         self.slot, self.engine = slot, engine
         self.network = slot.network
         self.call: Callable[[Tensor], Tensor] = torch.compile(slot.network) if engine.settings.compile else slot.network
+        self.noise = noise_layers(slot.network)
         self.outputs: Tensor | None = None
         self.inputs: Tensor | None = None
+        self.gradients: Sequence[Tensor] = ()
         self.step = 0
         if not slot.frozen:
-            self.names = [name for name, _ in self.network.named_parameters()]
-            self.parameters = list(self.network.parameters())
-            self.optimizer = engine.settings.build_optimizer(self.parameters)
-            load_optimizer_state(self.optimizer, self.names, slot.optimizer_state)
+            self.learning = {name: value for name, value in self.network.named_parameters() if value.requires_grad}
+            self.parameters = Parameters(self.learning, engine.settings)
+            self.parameters.load_state(slot.optimizer_state)
+            for name, value in self.learning.items():
+                value.data = self.parameters.tensors[name]
 
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         """Outputs (B, C) in training, detached; a frozen member runs as in evaluation."""
         if self.slot.frozen:
             return self.predict(inputs)
-        self.network.train()
+        if not self.network.training:
+            self.network.train()
         self.step = step
-        set_noise_step(self.network, step)
+        set_noise_step(self.noise, step)
         keep_graph = not self.engine.settings.recompute
         with torch.set_grad_enabled(keep_graph), self.engine.autocast():
             outputs = self.call(inputs)
@@ -44,7 +49,7 @@ class MemberRunner:
         return at_least_float32(outputs.detach())
 
     def backward(self, gradient: Tensor) -> None:
-        """Accumulate the gradient of the parameters from that of the outputs (B, C)."""
+        """Find the gradients of the parameters from that of the outputs (B, C)."""
         if self.slot.frozen:
             return
         outputs = self.outputs
@@ -52,10 +57,11 @@ class MemberRunner:
         if outputs is None:
             assert self.inputs is not None
             updated = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
-            set_noise_step(self.network, self.step)
+            set_noise_step(self.noise, self.step)
             with self.engine.autocast():
                 outputs = self.call(self.inputs)
-        torch.autograd.backward([outputs], [gradient.to(outputs.dtype)])
+        learning = list(self.learning.values())
+        self.gradients = torch.autograd.grad(outputs, learning, gradient.to(outputs.dtype), materialize_grads=True)
         for buffer, value in updated:
             buffer.copy_(value)  # statistics count the batch once, not twice
         self.outputs = self.inputs = None
@@ -64,11 +70,11 @@ class MemberRunner:
         """One step of the optimizer."""
         if self.slot.frozen:
             return
-        if self.engine.settings.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.engine.settings.clip_norm)
-        set_learning_rate(self.optimizer, learning_rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if (largest := self.engine.settings.clip_norm) is not None:
+            as_one_of_one = [gradient.unsqueeze(0) for gradient in self.gradients]
+            self.gradients = [gradient[0] for gradient in clipped(as_one_of_one, largest)]
+        self.parameters.step(self.gradients, learning_rate)
+        self.gradients = ()
         self.slot.steps += 1
 
     def predict(self, inputs: Tensor) -> Tensor:
@@ -90,11 +96,7 @@ class MemberRunner:
 
     def store_optimizer_state(self) -> None:
         if not self.slot.frozen:
-            state: dict[Any, dict[str, Any]] = self.optimizer.state
-            named = zip(self.names, self.parameters, strict=True)
-            self.slot.optimizer_state = {
-                name: dict(state[parameter]) for name, parameter in named if parameter in state
-            }
+            self.slot.optimizer_state = self.parameters.state()
 
 
 class SequentialEngine(Engine):
@@ -104,7 +106,11 @@ class SequentialEngine(Engine):
 
     def __init__(self, slots: Sequence[Slot], objective: Objective, settings: Settings) -> None:
         super().__init__(slots, objective, settings)
-        self.runners = {id(slot): MemberRunner(slot, self) for slot in slots}
+        self.runners = {id(slot): self.make_runner(slot) for slot in slots}
+
+    def make_runner(self, slot: Slot) -> MemberRunner:
+        """What runs a slot's member."""
+        return MemberRunner(slot, self)
 
     def each(self, work: Callable[[MemberRunner, int], Any], slots: Sequence[Slot]) -> list[Any]:
         """Do the work for every slot; it is given the slot's runner and place."""

@@ -1,4 +1,4 @@
-"""Members of one architecture as one network with stacked parameters, by `torch.func`.
+"""Members of one architecture as one network with stacked parameters.
 
 Fastest where the overhead of many small operations rules: tiny members on a CPU, most members on a GPU.
 """
@@ -11,17 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from ensemblekit.engines.base import (
-    COUNTERS,
-    Engine,
-    Settings,
-    Slot,
-    at_least_float32,
-    load_optimizer_state,
-    set_learning_rate,
-)
+from ensemblekit.data import Batch
+from ensemblekit.engines.base import COUNTERS, Engine, OptimizerState, Settings, Slot, at_least_float32
+from ensemblekit.engines.flat import Parameters, clipped
+from ensemblekit.engines.stacking import StackedNetwork
 from ensemblekit.noise import CALLS_PER_STEP, Noise
 from ensemblekit.objectives import Objective
 
@@ -35,10 +29,10 @@ class Cohort:
     def __init__(self, slots: Sequence[Slot], engine: Engine) -> None:
         self.slots, self.engine = list(slots), engine
         self.frozen = slots[0].frozen
-        self.skeleton = deepcopy(slots[0].network)
-        networks = [slot.network for slot in slots]
-        self.parameters = {name: _stack(networks, name) for name, _ in self.skeleton.named_parameters()}
-        self.buffers = {name: _stack(networks, name) for name, _ in self.skeleton.named_buffers()}
+        self.skeleton = deepcopy(slots[0].network).to("meta")
+        self.learning: list[Tensor] = []
+        self.tensors = self._stacked_tensors()
+        self.changing = [name for name, _ in self.skeleton.named_buffers()]
         self.noise_steps = [
             f"{name}.noise_step".lstrip(".")
             for name, layer in self.skeleton.named_modules()
@@ -47,87 +41,86 @@ class Cohort:
         self.step = 0
         self.outputs: Tensor | None = None
         self.inputs: Tensor | None = None
-        self.call = vmap(self._one, in_dims=(0, 0, None), randomness="different")
-        if engine.settings.compile:
-            self.call = torch.compile(self.call)
-        if not self.frozen:
-            for parameter in self.parameters.values():
-                parameter.requires_grad_()
-            self.optimizer = engine.settings.build_optimizer(list(self.parameters.values()))
-            load_optimizer_state(self.optimizer, list(self.parameters), _stacked_state(self.slots))
+        self.gradients: Sequence[Tensor] = ()
+        network = StackedNetwork(self.skeleton)
+        self.call = torch.compile(network.__call__) if engine.settings.compile else network.__call__
 
-    def _one(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self.skeleton, (parameters, buffers), (inputs,))
-        return outputs
+    def _stacked_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers (K, …) by name; those that learn are given to an optimizer."""
+        stacked = {
+            name: torch.stack([_tensor(slot.network, name).detach() for slot in self.slots])
+            for name, _ in [*self.skeleton.named_parameters(), *self.skeleton.named_buffers()]
+        }
+        if not self.frozen:
+            names = [name for name, value in self.skeleton.named_parameters() if value.requires_grad]
+            self.parameters = Parameters({name: stacked[name] for name in names}, self.engine.settings)
+            self.parameters.load_state(_stacked_state(self.slots))
+            stacked |= self.parameters.tensors
+        for name, value in stacked.items():
+            for slot, part in zip(self.slots, value, strict=True):
+                _tensor(slot.network, name).data = part
+        if not self.frozen:
+            self.learning = [stacked[name].requires_grad_() for name in names]
+        return stacked
 
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         """Outputs (K, B, C) in training, detached."""
         if self.frozen:
             return self.predict(inputs)
-        self.skeleton.train()
-        self.step = step
-        self._set_noise_step(self.buffers)
         keep_graph = not self.engine.settings.recompute
-        with torch.set_grad_enabled(keep_graph), self.engine.autocast():
-            outputs = self.call(self.parameters, self.buffers, inputs)
+        with torch.set_grad_enabled(keep_graph):
+            outputs = self.attached(inputs, step)
         self.outputs, self.inputs = (outputs, None) if keep_graph else (None, inputs)
         return at_least_float32(outputs.detach())
 
-    def _set_noise_step(self, buffers: dict[str, Tensor]) -> None:
+    def attached(self, inputs: Tensor, step: int) -> Tensor:
+        """Outputs (K, B, C) in training."""
+        if not self.skeleton.training:
+            self.skeleton.train()
+        self.step = step
+        self._set_noise_step(self.tensors)
+        with self.engine.autocast():
+            return self.call(self.tensors, inputs)
+
+    def _set_noise_step(self, tensors: dict[str, Tensor]) -> None:
         for name in self.noise_steps:
-            buffers[name].fill_(self.step * CALLS_PER_STEP)
+            tensors[name].fill_(self.step * CALLS_PER_STEP)
 
     def backward(self, gradient: Tensor) -> None:
-        """Accumulate the gradient of the stacked parameters from that of the outputs (K, B, C)."""
-        if self.frozen:
-            return
+        """Find the gradients of the stacked parameters from that of the outputs (K, B, C)."""
         outputs = self.outputs
         if outputs is None:
             assert self.inputs is not None
-            scratch = {name: buffer.clone() for name, buffer in self.buffers.items()}
+            scratch = self.tensors | {name: self.tensors[name].clone() for name in self.changing}
             self._set_noise_step(scratch)
             with self.engine.autocast():
-                outputs = self.call(self.parameters, scratch, self.inputs)
-        torch.autograd.backward([outputs], [gradient.to(outputs.dtype)])
+                outputs = self.call(scratch, self.inputs)
+        self.gradients = torch.autograd.grad(outputs, self.learning, gradient.to(outputs.dtype), materialize_grads=True)
         self.outputs = self.inputs = None
 
     def update(self, learning_rate: float) -> None:
         """One step of the optimizer for all of them."""
         if self.frozen:
             return
-        if self.engine.settings.clip_norm is not None:
-            self._clip(self.engine.settings.clip_norm)
-        set_learning_rate(self.optimizer, learning_rate)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.parameters.step(clipped(self.gradients, self.engine.settings.clip_norm), learning_rate)
+        self.gradients = ()
         for slot in self.slots:
             slot.steps += 1
-
-    def _clip(self, largest: float) -> None:
-        """Scale each member's gradient to a norm of at most `largest`, as `clip_grad_norm_` does for one."""
-        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-        scale = (largest / (norms + 1e-6)).clamp_max(1)
-        for gradient in gradients:
-            gradient.mul_(scale.view(-1, *[1] * (gradient.ndim - 1)))
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Outputs (K, B, C) in evaluation."""
         self.skeleton.eval()
         with torch.no_grad(), self.engine.autocast():
-            return at_least_float32(self.call(self.parameters, self.buffers, inputs))
+            return at_least_float32(self.call(self.tensors, inputs))
 
     def store_optimizer_state(self) -> None:
         if self.frozen:
             return
+        state = self.parameters.state()
         for place, slot in enumerate(self.slots):
             slot.optimizer_state = {
-                name: {
-                    key: value if key in COUNTERS else value[place]
-                    for key, value in self.optimizer.state[parameter].items()
-                }
-                for name, parameter in self.parameters.items()
-                if parameter in self.optimizer.state
+                name: {key: value if key in COUNTERS else value[place] for key, value in own.items()}
+                for name, own in state.items()
             }
 
 
@@ -142,6 +135,19 @@ class StackedEngine(Engine):
         for slot in slots:
             groups.setdefault((slot.model, slot.frozen, slot.steps), []).append(slot)
         self.cohorts = [Cohort(group, self) for group in groups.values()]
+
+    def train_step(
+        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
+    ) -> tuple[Tensor, Tensor]:
+        (only, *others) = self.cohorts
+        if others or only.frozen or self.settings.recompute:
+            return super().train_step(batch, weights, learning_rate, step)
+        # where one graph has all that learns, one pass goes back from the objective to the parameters
+        outputs = at_least_float32(only.attached(batch.inputs, step))
+        value = self.objective(outputs, batch.targets, weights)
+        only.gradients = torch.autograd.grad(value, only.learning, materialize_grads=True)
+        only.update(learning_rate)
+        return value.detach(), outputs.detach()
 
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         run = {id(slot) for slot in self.running}
@@ -178,17 +184,14 @@ class StackedEngine(Engine):
         return torch.stack([rows[id(slot)] for slot in slots])
 
 
-def _stack(networks: Sequence[nn.Module], name: str) -> Tensor:
-    """One tensor (K, …) of a parameter or buffer of all networks, which become views of it."""
+def _tensor(network: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of that name."""
     path, _, last = name.rpartition(".")
-    owners = [network.get_submodule(path) for network in networks]
-    stacked = torch.stack([getattr(owner, last).detach() for owner in owners])
-    for owner, part in zip(owners, stacked, strict=True):
-        getattr(owner, last).data = part
-    return stacked
+    tensor: Tensor = getattr(network.get_submodule(path), last)
+    return tensor
 
 
-def _stacked_state(slots: Sequence[Slot]) -> dict[str, dict[str, Any]]:
+def _stacked_state(slots: Sequence[Slot]) -> OptimizerState:
     """The optimizer's state of several members of one age as that of their stacked parameters."""
     states = [slot.optimizer_state for slot in slots]
     return {

@@ -1,29 +1,23 @@
-"""Members spread over the cores: one thread for each core, one core for each operation.
+"""Members spread over the cores, each computed by one of them; images in channels_last, which suits convolutions there.
 
-Small operations gain little from several threads, and those threads wait for each other after each one; members never
-wait for each other within a pass. Images are kept in channels_last, which convolutions on CPUs are faster with.
+A member's backward pass and its optimizer's step are one piece of work: cores wait for each other only where the
+objective needs all outputs, between the forward passes and the backward ones.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ensemblekit.cores import Cores, one_thread
 from ensemblekit.data import Batch
-from ensemblekit.engines.base import Settings, Slot
+from ensemblekit.engines.base import Settings, Slot, at_least_float32
 from ensemblekit.engines.sequential import MemberRunner, SequentialEngine
+from ensemblekit.inference import ReadyMember
 from ensemblekit.objectives import Objective
-
-
-def _use_one_core() -> None:
-    # A thread that has never asked takes its number from whoever set one last, when it first needs it: so it asks now.
-    torch.get_num_threads()
-    torch.set_num_threads(1)
 
 
 class ThreadedEngine(SequentialEngine):
@@ -33,17 +27,17 @@ class ThreadedEngine(SequentialEngine):
 
     def __init__(self, slots: Sequence[Slot], objective: Objective, settings: Settings) -> None:
         self.channels_last = all("channels_last" not in slot.model.unsupported() for slot in slots)
-        if self.channels_last:
-            for slot in slots:
-                slot.network.to(memory_format=torch.channels_last)
+        self.cores = Cores()
         super().__init__(slots, objective, settings)
-        self.pool = ThreadPoolExecutor(os.cpu_count(), initializer=_use_one_core)
+
+    def make_runner(self, slot: Slot) -> MemberRunner:
+        if self.channels_last:
+            slot.network.to(memory_format=torch.channels_last)
+        return FoldingRunner(slot, self, self.channels_last)
 
     def each(self, work: Callable[[MemberRunner, int], Any], slots: Sequence[Slot]) -> list[Any]:
-        if len(slots) == 1:
-            return super().each(work, slots)
         runners = [self.runners[id(slot)] for slot in slots]
-        return list(self.pool.map(work, runners, range(len(slots))))
+        return self.cores.map(lambda pair: work(*pair), list(zip(runners, range(len(slots)), strict=True)))
 
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         return super().forward(self._arranged(inputs), step)
@@ -54,12 +48,48 @@ class ThreadedEngine(SequentialEngine):
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
     ) -> tuple[Tensor, Tensor]:
-        arranged = Batch(self._arranged(batch.inputs), batch.targets, batch.index)
-        return super().train_step(arranged, weights, learning_rate, step)
+        if self.objective.separable:
+            arranged = Batch(self._arranged(batch.inputs), batch.targets, batch.index)
+            return super().train_step(arranged, weights, learning_rate, step)
+        leaf = self.forward(batch.inputs, step).requires_grad_()
+        with one_thread():
+            value = self.objective(leaf, batch.targets, weights)
+            (gradient,) = torch.autograd.grad(value, leaf)
+
+        def work(place: int) -> None:
+            runner = self.runners[id(self.running[place])]
+            runner.backward(gradient[place])
+            runner.update(learning_rate)
+
+        # the member that came last is the first to go back: what it needs may still be in the cache
+        self.cores.map(work, range(len(self.running) - 1, -1, -1))
+        return value.detach(), leaf.detach()
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         images = inputs.ndim == 4 and self.channels_last
         return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
 
     def close(self) -> None:
-        self.pool.shutdown()
+        self.cores.close()
+
+
+class FoldingRunner(MemberRunner):
+    """A member that predicts with a copy made for it, until it learns again."""
+
+    def __init__(self, slot: Slot, engine: ThreadedEngine, channels_last: bool) -> None:
+        super().__init__(slot, engine)
+        self.channels_last = channels_last
+        self.ready: ReadyMember | None = None
+
+    def forward(self, inputs: Tensor, step: int) -> Tensor:
+        if not self.slot.frozen:
+            self.ready = None
+        return super().forward(inputs, step)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        if self.engine.settings.compile:
+            return super().predict(inputs)
+        if self.ready is None:
+            self.ready = ReadyMember(self.network, self.channels_last)
+        with self.engine.autocast():
+            return at_least_float32(self.ready(inputs))

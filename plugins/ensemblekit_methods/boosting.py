@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from ensemblekit import GrowingEnsemble, Loss, Spec
 
 
+def sums_of_those_before(outputs: Tensor) -> Tensor:
+    """For each member the sum of the outputs of the members before it, (M, B, C); zero for the first."""
+    sums = outputs.cumsum(dim=0)
+    return torch.cat([torch.zeros_like(sums[:1]), sums[:-1]])
+
+
 class Boosting(Method):
     """Lets every member correct the sum of those before it; the ensemble is that sum.
 
@@ -35,8 +41,7 @@ class Boosting(Method):
 
     @hookimpl
     def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
-        sums = outputs.detach().cumsum(dim=0)
-        before = torch.cat([torch.zeros_like(sums[:1]), sums[:-1]])
+        before = sums_of_those_before(outputs.detach())
         return loss(self.shrinkage * (before + outputs), target)
 
     @hookimpl

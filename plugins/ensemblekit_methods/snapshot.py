@@ -7,20 +7,18 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field, ValidationInfo, field_validator
 
-from ensemblekit import Method, Problem, hookimpl
+from ensemblekit import Problem, hookimpl
+from ensemblekit_methods.kept_copies import KeptCopies
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ensemblekit import GrowingEnsemble, Loss, Spec
+    from ensemblekit import Spec
 
 PAPER_EPOCHS = (2, 3, 4, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90)
 
 
-class Snapshot(Method):
+class Snapshot(KeptCopies):
     """Trains one network and keeps copies of it on the way; the ensemble is the copies and the final network.
 
     Copies are kept at the start of each epoch in `at_epochs` (counted from 1). With `cycles` instead, the learning
@@ -30,8 +28,6 @@ class Snapshot(Method):
 
     paper = "Qiu et al. 2014, Ensemble Deep Learning; Huang et al. 2017, Snapshot Ensembles: Train 1, Get M for Free"
     formula = "l(h_live, y);  f = mean of the kept copies and the final network"
-
-    needs_frozen_members = False
 
     cycles: int | None = Field(None, ge=1, description="cycles of the learning rate, each leaving one member")
     at_epochs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
@@ -55,23 +51,6 @@ class Snapshot(Method):
         return self.cycles or len(self.at_epochs or ()) + 1
 
     @hookimpl
-    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
-        return loss(outputs, target)
-
-    @hookimpl
-    def select_members(self, outputs: Tensor, num_members: int) -> Tensor:
-        return (torch.arange(num_members, device=outputs.device) == num_members - 1).unsqueeze(-1)
-
-    @hookimpl
-    def members_at_start(self) -> int:
-        return 1
-
-    @hookimpl
-    def epoch_started(self, ensemble: GrowingEnsemble, epoch: int, num_epochs: int) -> None:
-        if epoch in self._kept_at(num_epochs):
-            ensemble.keep_copy(len(ensemble) - 1)
-
-    @hookimpl
     def learning_rate(self, base: float, epoch: float, num_epochs: int) -> float | None:
         if self.cycles is None:
             return None
@@ -79,17 +58,15 @@ class Snapshot(Method):
         start, end = next((start, end) for start, end in pairwise(ends) if epoch < end)
         return base / 2 * (math.cos(math.pi * (epoch - start) / (end - start)) + 1)  # Huang et al. 2017, eq. 2
 
-    def _kept_at(self, num_epochs: int) -> tuple[int, ...]:
-        """Epochs at whose start a copy is kept; cycles are whole epochs and differ by one at most."""
+    def kept_at(self, num_epochs: int) -> tuple[int, ...]:
+        # cycles are whole epochs and differ by one at most
         if self.cycles is None:
             return self.at_epochs or ()
         return tuple(1 + cycle * num_epochs // self.cycles for cycle in range(1, self.cycles))
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        yield from super().check_spec(spec)
         epochs = spec.training.epochs
-        if spec.groups:
-            what = f'"{self.name}" copies one network, so its members cannot have models of their own'
-            yield Problem("/ensemble.groups", what, "remove the groups")
         if self.cycles is not None and self.cycles > epochs:
             what = f"{self.cycles}, but there are only {epochs} epochs"
             yield Problem("cycles", what, f"set it to {epochs} or less, or train longer")

@@ -161,6 +161,19 @@ def boosting(loss: Loss, shrinkage: float):
     return mean_over_batch(per_sample)
 
 
+def soft_boosting(loss: Loss, shrinkage: float):
+    def per_sample(h, y, n):
+        total, value = torch.zeros_like(h[0]), torch.zeros((), dtype=h[0].dtype)
+        for z in h:
+            at = total if total.requires_grad else total.requires_grad_()
+            (slope,) = torch.autograd.grad(loss(at, y), at, create_graph=True)
+            value = value + (z + slope) @ (z + slope) / 2
+            total = total + shrinkage * z
+        return value
+
+    return mean_over_batch(per_sample)
+
+
 def last_stage(loss: Loss, shrinkage: float):
     return mean_over_batch(lambda h, y, n: loss(shrinkage * (sum(h[:-1]).detach() + h[-1] if len(h) > 1 else h[0]), y))
 

@@ -65,7 +65,22 @@ def test_smcl_that_selects_everyone_sums_all_losses():
     assert_equal(everyone, M * ek.objective("independent", OUTPUTS, CLASSES))
 
 
-@pytest.mark.parametrize("name", sorted(ek.methods()))
+@pytest.mark.parametrize("target", [CLASSES, REAL], ids=["classes", "real"])
+def test_soft_boosting_of_the_squared_error_is_boosting_whose_earlier_members_look_ahead(target):
+    def value_and_gradient(name):
+        outputs = OUTPUTS.clone().requires_grad_()
+        value = ek.objective(name, outputs, target, "mse")
+        return value, torch.autograd.grad(value, outputs)[0]
+
+    (soft, soft_gradient), (hard, hard_gradient) = value_and_gradient("soft_boosting"), value_and_gradient("boosting")
+    assert_equal(soft, hard)
+    assert_equal(soft_gradient[-1], hard_gradient[-1])
+    # the residual of a member moves against each member before it, so these carry the later members' gradients too
+    assert_equal(soft_gradient, hard_gradient.flip(0).cumsum(0).flip(0))
+
+
+# its first member fits the slope of the loss at zero, and it is no network's loss
+@pytest.mark.parametrize("name", sorted(set(ek.methods()) - {"soft_boosting"}))
 def test_a_single_member_is_a_single_network(name):
     single = OUTPUTS[:1]
     loss = "mse" if name == "ncl" else "cross_entropy"

@@ -39,9 +39,12 @@ def cases():
             yield {"name": "boosting", "shrinkage": SHRINKAGE}, name, formulas.boosting(loss, SHRINKAGE)
             stagewise = {"name": "boosting", "shrinkage": SHRINKAGE, "schedule": "stagewise"}
             yield stagewise, name, formulas.last_stage(loss, SHRINKAGE)
+            yield {"name": "soft_boosting", "shrinkage": SHRINKAGE}, name, formulas.soft_boosting(loss, SHRINKAGE)
         yield {"name": "snapshot"}, name, formulas.snapshot(loss)
+        yield {"name": "fast_geometric"}, name, formulas.snapshot(loss)
         yield {"name": "bagging"}, name, formulas.independent(loss)
         yield {"name": "wagging"}, name, formulas.independent(loss)
+        yield {"name": "stacking"}, name, formulas.independent(loss)
     for lam in (0, 0.5, 1):
         yield {"name": "ncl", "lambda": lam}, "mse", formulas.ncl(lam)
         yield {"name": "ncl", "lambda": lam}, "cross_entropy", formulas.ncl(lam)
@@ -94,13 +97,26 @@ def test_weights_multiply_the_members_losses_of_their_sample():
         torch.testing.assert_close(ek.objective(method, outputs, target, sample_weights=weights), expected)
 
 
-def test_boosting_predicts_what_it_trains():
+@pytest.mark.parametrize("name", ["boosting", "soft_boosting"])
+def test_boosting_predicts_what_it_trains(name):
     from ensemblekit.objectives import Objective
 
     outputs, _ = draw("cross_entropy")
-    boosting = ek.methods()["boosting"].load()(shrinkage=SHRINKAGE)
+    boosting = ek.methods()[name].load()(shrinkage=SHRINKAGE)
     combined = Objective([boosting], ek.MSE()).combine(outputs)
     torch.testing.assert_close(combined, SHRINKAGE * (outputs[0] + outputs[1] + outputs[2] + outputs[3]))
+
+
+def test_soft_boosting_with_cross_entropy_fits_what_is_missing_to_the_right_probabilities():
+    outputs, target = draw("cross_entropy")
+    value = ek.objective({"name": "soft_boosting", "shrinkage": SHRINKAGE}, outputs, target)
+    right = torch.nn.functional.one_hot(target, C)
+    missing = [right - (SHRINKAGE * outputs[:member].sum(dim=0)).softmax(dim=-1) for member in range(M)]
+    fit = sum((output - wanted).square().sum() for output, wanted in zip(outputs, missing, strict=True))
+    torch.testing.assert_close(value, fit / 2 / B)
+    (gradient,) = torch.autograd.grad(value, outputs)
+    (expected,) = torch.autograd.grad(fit / 2 / B, outputs)
+    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,15 @@ def assert_alike(found, expected, tolerance=1e-5) -> None:
 def test_every_engine_gives_the_numbers_of_the_sequential_one(engine, table, base):
     objective = Objective([method(table)], _loss())
     weights = torch.rand(B, M, generator=torch.Generator().manual_seed(1))
-    frozen = tuple(range(M - 1)) if table["name"] == "snapshot" or table.get("schedule") == "stagewise" else ()
-    columns = weights[:, M - 1 :] if table["name"] == "snapshot" else weights
+    frozen = frozen_by(objective)
+    columns = weights if objective.needs_frozen_members else weights[:, M - 1 :]
     expected = train("sequential", slots([base] * M, frozen), objective, settings(), columns)
     assert_alike(train(engine, slots([base] * M, frozen), objective, settings(), columns), expected)
+
+
+def frozen_by(objective: Objective) -> tuple[int, ...]:
+    """The members that no longer learn at the end of a run whose members come one after the other."""
+    return tuple(range(M - 1)) if objective.hooks.hook.members_at_start(num_members=M) < M else ()
 
 
 def _loss() -> ek.Loss:
@@ -198,13 +203,16 @@ def test_training_can_go_on_with_another_engine_and_a_new_member(first, second):
     assert_alike(grown(first, second), grown("sequential", "sequential"))
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_float64_agrees_to_many_digits(engine):
-    objective = Objective([method({"name": "gncl"})], _loss())
-    members = [slots([MLP] * M, dtype=torch.float64) for _ in range(2)]
-    expected = train("sequential", members[0], objective, settings("sgd"), dtype=torch.float64)
-    found = train(engine, members[1], objective, settings("sgd"), dtype=torch.float64)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("table", VARIANTS, ids=lambda table: "-".join(map(str, table.values())))
+@pytest.mark.parametrize("engine", ["threaded", "stacked"])
+def test_float64_agrees_to_twelve_digits(engine, table):
+    objective = Objective([method(table)], _loss())
+    frozen = frozen_by(objective)
+    found, expected = (
+        train(name, slots([MLP] * M, frozen, torch.float64), objective, settings("sgd"), dtype=torch.float64)
+        for name in (engine, "sequential")
+    )
+    assert_alike(found, expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
@@ -215,27 +223,6 @@ def test_bf16_trains_close_to_float32(engine):
     torch.testing.assert_close(rough[0], exact[0], rtol=0.05, atol=0.05)
     assert rough[1].dtype == torch.float32
     assert not torch.equal(rough[0], exact[0])
-
-
-@pytest.mark.parametrize("engine", ["sequential", "stacked"])
-def test_a_step_reads_nothing_back_and_runs_on_the_meta_device(engine, monkeypatch):
-    members = slots([MLP] * M)
-    for slot in members:
-        slot.network.to("meta")
-    options = Settings(torch.device("meta"), settings("sgd").build_optimizer)
-    running = ENGINES[engine](members, Objective([method({"name": "gncl"})], _loss()), options)
-
-    def forbidden(*_):
-        raise AssertionError("a value was read back from the device")
-
-    for reader in ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__"):
-        monkeypatch.setattr(Tensor, reader, forbidden)
-    batch = Batch(
-        torch.empty(B, *SHAPE, device="meta"), torch.empty(B, dtype=torch.int64, device="meta"), torch.arange(B)
-    )
-    value, outputs = running.train_step(batch, None, 0.1, 0)
-    assert value.is_meta
-    assert outputs.shape == (M, B, C)
 
 
 def test_independent_members_are_trained_without_keeping_all_graphs():

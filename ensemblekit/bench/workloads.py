@@ -1,0 +1,125 @@
+"""The fixed pieces of work that are measured, read from workloads.toml beside this file, and what they are made of."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from importlib.resources import files
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from ensemblekit.data import Batch
+from ensemblekit.engines import Settings, Slot
+from ensemblekit.errors import UsageError, choices
+from ensemblekit.given import Given
+from ensemblekit.objectives import Objective
+from ensemblekit.plugin import DataInfo
+from ensemblekit.registry import discover
+from ensemblekit.seeding import generator
+from ensemblekit.spec import Spec
+from ensemblekit.spec_reader import load_spec
+from ensemblekit.training_members import TrainingMembers
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One piece of work; everything in it is a plain value, so that another process can be told of it."""
+
+    name: str
+    title: str
+    kind: Literal["training", "inference", "pipeline"]
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    batch_size: int
+    steps: int
+    """Steps in one round of each contestant."""
+    rounds: int
+    naive: str = ""
+    """The loss of the loop written by hand; only of training."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The sections of a spec, without data."""
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Self:
+        return cls(**{**table, "input_shape": tuple(table["input_shape"])})
+
+    def to_table(self) -> dict[str, Any]:
+        """What `from_table` reads back to an equal workload."""
+        return asdict(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # without what is made of them
+
+    def changed(self, **sections: dict[str, Any]) -> Self:
+        """The same with other values in some sections of its spec, such as ``ensemble={"members": 2}``."""
+        merged = {name: {**self.spec.get(name, {}), **section} for name, section in sections.items()}
+        return replace(self, spec={**self.spec, **merged})
+
+    @cached_property
+    def run_spec(self) -> Spec:
+        """The whole spec, validated."""
+        return load_spec({**self.spec, "data": Given().to_table()}, None, discover())
+
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo("classification", self.input_shape, self.num_outputs)
+
+    @property
+    def learning_rate(self) -> float:
+        rate: float = getattr(self.run_spec.optimizer, "lr")  # noqa: B009 - a field of every optimizer's own section
+        return rate
+
+    def objective(self) -> Objective:
+        return Objective(self.run_spec.methods, self.run_spec.loss)
+
+    def settings(self, device: torch.device) -> Settings:
+        return Settings(device, self.run_spec.optimizer.build, recompute=self.run_spec.engine.recompute)
+
+    def slots(self, device: torch.device) -> list[Slot]:
+        """The members as they are late in a run: a method that starts with fewer has kept copies of the last one."""
+        num_members = self.run_spec.ensemble.members
+        members = TrainingMembers(self.run_spec, self.info, self.num_outputs, device)
+        members.start(self.objective().hooks.hook.members_at_start(num_members=num_members))
+        while len(members) < num_members:
+            members.keep_copy(len(members) - 1)
+        return members.slots
+
+    def batch(self, device: torch.device) -> Batch:
+        """Random inputs and classes, always the same."""
+        source = generator(SEED, "bench")
+        inputs = torch.randn(self.batch_size, *self.input_shape, generator=source)
+        targets = torch.randint(self.num_outputs, (self.batch_size,), generator=source)
+        return Batch(inputs.to(device), targets.to(device), torch.arange(self.batch_size, device=device))
+
+    def sample_weights(self, device: torch.device) -> Tensor | None:
+        """The weights (B, M) of the batch's samples, if the method draws any."""
+        weights = self.objective().sample_weights(self.batch_size, self.run_spec.ensemble.members, SEED)
+        return None if weights is None else weights.to(device)
+
+
+def all_workloads(quick: bool = False) -> dict[str, Workload]:
+    """Every workload by name; `quick` has fewer and smaller ones."""
+    found = {}
+    tables = tomllib.loads(files(__package__).joinpath("workloads.toml").read_text(encoding="utf-8"))
+    for name, table in tables.items():
+        changes = table.pop("quick", None)
+        if not quick or changes is not None:
+            found[name] = Workload.from_table({"name": name, **table, **(changes if quick and changes else {})})
+    return found
+
+
+def select_workloads(names: Sequence[str], quick: bool = False) -> list[Workload]:
+    """The workloads of these names, or all of them if none is given."""
+    known = all_workloads(quick)
+    for name in names:
+        if name not in known:
+            left_out = quick and name in all_workloads()
+            what = f'workload "{name}" is too large for --quick' if left_out else f'no workload "{name}"'
+            raise UsageError(what, "--only", choices(name, known))
+    return [known[name] for name in dict.fromkeys(names)] if names else list(known.values())

@@ -1,0 +1,150 @@
+"""What a check is, and the review that its failure reads as: expected, got, where to look, how to mend it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+
+import torch
+from torch import Tensor
+
+from ensemblekit.cores import one_thread
+from ensemblekit.errors import EnsemblekitError
+from ensemblekit.plugin import Plugin
+
+
+class ContractError(AssertionError):
+    """A plugin does not keep its contract; the message is a review of it."""
+
+    def __init__(self, expected: str, got: str, look_at: str, fix: str = "") -> None:
+        super().__init__(expected, got, look_at, fix)
+        self.expected, self.got, self.look_at, self.fix = expected, got, look_at, fix
+
+    def __str__(self) -> str:
+        parts = {"expected": self.expected, "got": self.got, "look at": self.look_at, "fix": self.fix}
+        return "\n".join(f"{label}: {text}" for label, text in parts.items() if text)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What came of one check."""
+
+    name: str
+    passed: bool
+    message: str
+    """The review; empty if it passed."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim about a plugin: call it, and it raises a `ContractError` if the plugin does not keep it."""
+
+    name: str
+    plugin: Plugin
+    examine: Callable[[], None] = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self) -> None:
+        __tracebackhide__ = True  # pytest then shows the review and not how the kit came to it
+        try:
+            with _undisturbed():
+                self.examine()
+        except ContractError as error:
+            raise error.with_traceback(None) from None
+        except (Exception, SystemExit) as error:
+            raise _crashed(error, type(self.plugin)) from error
+
+    def result(self) -> CheckResult:
+        """Run the check and say what came of it; never raises."""
+        start = time.perf_counter()
+        message = ""
+        try:
+            self()
+        except ContractError as error:
+            message = str(error)
+        return CheckResult(self.name, not message, message, time.perf_counter() - start)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave torch's generator and its threads as they were; work this small is fastest in one thread."""
+    with one_thread(), torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def look_at(plugin_class: type, member: str = "") -> str:
+    """Where a reader finds a hook or method of a plugin, or the plugin itself: `SoftMin.member_loss, softmin.py:23`."""
+    function = inspect.getattr_static(plugin_class, member, None) if member else None
+    function = getattr(function, "fget", function)  # of a property
+    if isinstance(function, FunctionType):
+        file, line = function.__code__.co_filename, function.__code__.co_firstlineno
+        return f"{plugin_class.__name__}.{member}, {_readable_path(file)}:{line}"
+    try:
+        file, line = inspect.getsourcefile(plugin_class) or "", inspect.getsourcelines(plugin_class)[1]
+    except (OSError, TypeError):  # made without a file, as in an interpreter
+        return f"{plugin_class.__module__}.{plugin_class.__qualname__}"
+    return f"{plugin_class.__name__}, {_readable_path(file)}:{line}"
+
+
+def _readable_path(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _crashed(error: BaseException, plugin_class: type) -> ContractError:
+    """The review of something that was raised instead of an answer."""
+    fix = error.fix if isinstance(error, EnsemblekitError) else ""
+    said = "; ".join(part for part in (error.what, error.where) if part) if isinstance(error, EnsemblekitError) else ""
+    got = f"{type(error).__name__}: {said or str(error).strip()}"
+    return ContractError("an answer", got, _innermost(error, plugin_class), fix)
+
+
+def _innermost(error: BaseException, plugin_class: type) -> str:
+    """The last line of the plugin's own files that ran, or the class if none of them did."""
+    files = set()
+    for base in plugin_class.__mro__:
+        if not base.__module__.startswith(("ensemblekit.", "pydantic", "builtins", "abc")) or base is plugin_class:
+            try:
+                files.add(inspect.getsourcefile(base))
+            except TypeError:  # built in, or made without a file
+                continue
+    cause: BaseException | None = error
+    place = ""
+    while cause is not None:
+        for frame in traceback.extract_tb(cause.__traceback__):
+            if frame.filename in files:
+                place = f"{frame.name}(), {_readable_path(frame.filename)}:{frame.lineno}: {frame.line}"
+        cause = cause.__cause__
+    return place or look_at(plugin_class)
+
+
+def form(value: object) -> str:
+    """What kind of thing a value is: dtype, shape and device of a tensor, else its type."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
+
+
+def difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
+    """In words how two tensors differ by more than the tolerance (relative to the largest); "" if they do not."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"{form(found)} instead of {form(expected)}"
+    if not expected.numel() or torch.equal(found, expected):
+        return ""
+    largest = max(1.0, float(expected.abs().max()))
+    if torch.allclose(found, expected, rtol=tolerance, atol=tolerance * largest):
+        return ""
+    apart = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
+    worst = tuple(int(index) for index in torch.unravel_index(apart.argmax(), apart.shape))
+    at = f" at {list(worst)}" if worst else ""
+    return f"{float(found[worst]):.6g} instead of {float(expected[worst]):.6g}{at}"

@@ -1,0 +1,283 @@
+"""The contract of a method: what its hooks answer, as pure functions of the members' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ensemblekit.hooks import implemented_hooks
+from ensemblekit.plugin import Method
+from ensemblekit.seeding import generator
+from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at
+from ensemblekit.testing.constants import derivatives
+from ensemblekit.testing.documented import hooks_are_known
+from ensemblekit.testing.method_bench import BATCH, MethodBench
+from ensemblekit.testing.method_rare_hooks import RARE_HOOK_CHECKS
+from ensemblekit.testing.method_runs import RUN_CHECKS
+
+ROUNDING = 1e-9
+"""What sums in another order may differ by in float64."""
+
+
+def method_checks(method: Method) -> list[Check]:
+    """The checks of a method besides those of any plugin; only its formula if its hooks cannot even be registered."""
+    bench = MethodBench(method)
+    claims = {"its formula is given": formula}
+    if hooks_are_known(method):
+        claims |= {
+            "hooks return the right shape, dtype and device": answers,
+            "gradients are finite": finite_gradients,
+            "gradients are those of the objective": right_gradients,
+            "it works with one member": one_member,
+            "the order of samples does not matter": permuted_batch,
+            "what is declared separable is separable": separable,
+            "hooks have no memory and no randomness of their own": deterministic,
+            "sample weights are valid and drawn member by member": sample_weights,
+            "life-cycle hooks answer within range": life_cycle_answers,
+            **RARE_HOOK_CHECKS,
+            **RUN_CHECKS,
+        }
+    return [Check(name, method, partial(function, bench)) for name, function in claims.items()]
+
+
+def formula(bench: MethodBench) -> None:
+    """`inspect` and `validate` show what the method minimises."""
+    if not bench.method_class.formula.strip():
+        raise ContractError(
+            "the formula of what the method minimises", "none", look_at(bench.method_class), 'write formula = "…"'
+        )
+
+
+def answers(bench: MethodBench) -> None:
+    """Every hook by itself, in both precisions, on the CPU and on `meta`, where no value can be read."""
+    for device in ("cpu", "meta"):
+        for dtype in (torch.float32, torch.float64):
+            outputs = bench.outputs().to(device, dtype)
+            target = bench.target().to(device)
+            target = target.to(dtype) if target.is_floating_point() else target
+            for hook in bench.hooks():
+                _check_answer(bench, hook, outputs, target)
+
+
+def _check_answer(bench: MethodBench, hook: str, outputs: Tensor, target: Tensor) -> None:
+    where = look_at(bench.method_class, hook)
+    try:
+        answer = bench.answer(hook, outputs, target)
+    except (NotImplementedError, RuntimeError) as error:
+        if not outputs.is_meta:
+            raise
+        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        fix = "read no value back: no .item(), no if or float() of a tensor; create tensors on outputs.device"
+        raise ContractError("a hook that also runs on the meta device", got, where, fix) from error
+    if answer is None:
+        return
+    members, batch, num_outputs = outputs.shape
+    if hook == "select_members":
+        sizes = tuple(answer.shape) if isinstance(answer, Tensor) else (0,)
+        pairs = zip(reversed(sizes), (batch, members), strict=False)
+        fits = len(sizes) <= 2 and all(size in (1, full) for size, full in pairs)
+        if fits and answer.device == outputs.device and answer.dtype in (torch.bool, outputs.dtype):
+            return
+        expected = f"a mask that broadcasts to {(members, batch)}, bool or of the outputs' dtype, on {outputs.device}"
+        raise ContractError(expected, form(answer), where)
+    shape = {"combine": (batch, num_outputs), "member_loss": (members, batch), "ensemble_loss": (batch,)}[hook]
+    expected = form(torch.empty(shape, dtype=outputs.dtype, device=outputs.device))
+    if form(answer) != expected:
+        fix = "make new tensors with the outputs' own dtype and device, as in outputs.new_zeros(…)"
+        raise ContractError(f"{expected} for outputs of {form(outputs)}", form(answer), where, fix)
+
+
+def finite_gradients(bench: MethodBench) -> None:
+    """Also where square roots, norms and logarithms have none: equal members, and members that are very sure."""
+    ordinary = bench.outputs().float()
+    target = bench.target()
+    target = target.float() if target.is_floating_point() else target
+    points = {
+        "ordinary outputs": ordinary,
+        "members with equal outputs": ordinary[:1].expand_as(ordinary).clone(),
+        "outputs that are all zero": torch.zeros_like(ordinary),
+        "outputs of size 100": 100 * ordinary.sign(),
+    }
+    for name, point in points.items():
+        value, gradient = _gradient(lambda outputs: bench.objective(outputs, target), point)
+        if bool(value.isfinite()) and bool(gradient.isfinite().all()):
+            continue
+        bad = "the objective is" if not bool(value.isfinite()) else f"{int((~gradient.isfinite()).sum())} entries are"
+        where = bench.culprit(partial(_gradient_is_not_finite, point=point))
+        raise ContractError(
+            f"a finite objective and gradient for {name}",
+            f"{bad} not finite",
+            where,
+            "look for log, sqrt, norm or division at 0; a small constant inside, not a clamp after, helps",
+        )
+
+
+def _gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """A scalar function's value and gradient; zero where it depends on nothing."""
+    leaf = point.clone().requires_grad_()
+    value = function(leaf)
+    if not value.requires_grad:
+        return value, torch.zeros_like(point)
+    (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True)
+    return value.detach(), torch.zeros_like(point) if gradient is None else gradient
+
+
+def _gradient_is_not_finite(function: Callable[[Tensor], Tensor], point: Tensor) -> bool:
+    value, gradient = _gradient(function, point)
+    return not (bool(value.isfinite()) and bool(gradient.isfinite().all()))
+
+
+def right_gradients(bench: MethodBench) -> None:
+    """Autograd against central differences in float64; what the method detaches is held still in both."""
+    outputs, target = bench.outputs(), bench.target()
+    analytical, numerical = derivatives(lambda leaf: bench.objective(leaf, target), outputs)
+    if wrong := difference(analytical, numerical, 1e-5):
+        where = bench.culprit(lambda summed: bool(difference(*derivatives(summed, outputs), 1e-5)))
+        raise ContractError(
+            "the gradient that central differences give, in float64",
+            f"d objective / d outputs is {wrong} (member, sample, output)",
+            where,
+            "look for a custom backward, in-place changes, or values that went through NumPy or Python numbers",
+        )
+    if not bool(analytical.any()):
+        hooks = bench.hooks(("member_loss", "ensemble_loss", "select_members"))
+        raise ContractError(
+            "an objective that teaches some member something",
+            "a gradient that is zero everywhere",
+            look_at(bench.method_class, hooks[0] if hooks else ""),
+            "return losses that depend on outputs, not on outputs.detach()",
+        )
+
+
+def one_member(bench: MethodBench) -> None:
+    """An ensemble of one is a network like any other, unless the method's parameters exclude it."""
+    start = bench.objective.hooks.hook.members_at_start(num_members=bench.members)
+    if bench.method.required_members() not in (None, 1) and start != 1:
+        return
+    outputs, target = bench.outputs(1), bench.target()
+    value, gradient = _gradient(lambda leaf: bench.objective(leaf, target), outputs)
+    combined = bench.objective.combine(outputs)
+    if not (bool(value.isfinite()) and bool(gradient.isfinite().all()) and bool(combined.isfinite().all())):
+        where = bench.culprit(partial(_gradient_is_not_finite, point=outputs))
+        got = f"objective {float(value):.4g}, {int((~gradient.isfinite()).sum())} entries of its gradient not finite"
+        fix = "a sum over the other members is empty: divide by max(num_members - 1, 1)"
+        raise ContractError("finite numbers for M = 1", got, where, fix)
+
+
+def permuted_batch(bench: MethodBench) -> None:
+    """The objective is a mean over samples, and each sample's part goes with it."""
+    outputs, target = bench.outputs(), bench.target()
+    order = torch.arange(BATCH - 1, -1, -1)
+    for hook in bench.hooks():
+        plain, moved = (bench.answer(hook, *pair) for pair in ((outputs, target), (outputs[:, order], target[order])))
+        if plain is None or moved is None:
+            continue
+        dim = {"combine": 0, "ensemble_loss": 0}.get(hook, plain.ndim - 1)
+        expected = plain if plain.shape[dim] == 1 else plain.index_select(dim, order)
+        if wrong := difference(moved.double(), expected.double(), ROUNDING):
+            raise ContractError(
+                "what a sample gets to be the same wherever it stands in the batch",
+                f"with the samples in reverse order, {wrong}",
+                look_at(bench.method_class, hook),
+                "use nothing of a sample's position; sums over the batch are allowed",
+            )
+
+
+def separable(bench: MethodBench) -> None:
+    """Members of a separable objective are computed one by one, so their parts must add up to the whole."""
+    if not bench.objective.separable:
+        return
+    outputs, target = bench.outputs(), bench.target()
+    random = generator(0, "contract", "weights")
+    weights = torch.rand(BATCH, bench.members, generator=random, dtype=torch.float64)
+    whole, gradient = _gradient(lambda leaf: bench.objective(leaf, target, weights), outputs)
+    parts, slices = [], []
+    for member in range(bench.members):
+        own = weights[:, member : member + 1]
+        part_of = partial(bench.objective, target=target, weights=own, ensemble_size=bench.members)
+        part, piece = _gradient(part_of, outputs[member : member + 1])
+        parts.append(part)
+        slices.append(piece)
+    wrong_value = difference(torch.stack(parts).sum(), whole, ROUNDING)
+    wrong_gradient = difference(torch.cat(slices), gradient, ROUNDING)
+    if wrong_value or wrong_gradient:
+        declared = bench.method_class.separable is not Method.separable
+        raise ContractError(
+            "the members' parts of the objective, each computed from its own outputs (1, B, C), to add up to the whole",
+            f"a sum of {wrong_value}" if wrong_value else f"a gradient of {wrong_gradient}",
+            look_at(bench.method_class, "separable" if declared else "combine"),
+            "let separable() return False, or use num_members for M instead of len(outputs)",
+        )
+
+
+def deterministic(bench: MethodBench) -> None:
+    """The same outputs give the same bits at every call, whatever torch's global generator holds."""
+    outputs, target = bench.outputs(), bench.target()
+    for hook in bench.hooks():
+        found = []
+        for seed in (0, 1):
+            torch.default_generator.manual_seed(seed)
+            found.append(bench.answer(hook, outputs, target))
+        first, second = found
+        if (first is None) != (second is None) or (first is not None and not torch.equal(first, second)):
+            got = "an answer one time and none the other"
+            if first is not None and second is not None:
+                got = f"at the second call {difference(second.double(), first.double(), 0.0)}"
+            raise ContractError(
+                "the same answer whenever the same outputs are given",
+                got,
+                look_at(bench.method_class, hook),
+                "keep nothing between calls and draw nothing: what is random belongs to sample_weights, "
+                "what changes in time to epoch_started",
+            )
+
+
+def sample_weights(bench: MethodBench) -> None:
+    """Finite, not negative, a function of the seed, and of no other member."""
+    if "sample_weights" not in implemented_hooks(bench.method_class):
+        return
+    where = look_at(bench.method_class, "sample_weights")
+    num_samples = 50
+    drawn = []
+    for seed in (0, 1):
+        torch.default_generator.manual_seed(seed)
+        drawn.append(bench.objective.sample_weights(num_samples, bench.members, seed=0))
+    first, second = drawn
+    if first is None or second is None:
+        return
+    if not torch.equal(first, second):
+        fix = "draw from the given generator only"
+        raise ContractError("the same weights for the same seed", "other weights at the second call", where, fix)
+    if bool((first < 0).any()):
+        got = f"{float(first.min()):.4g} for a sample"
+        raise ContractError("weights of at least 0", got, where, "a negative weight would reward mistakes; clip at 0")
+    if not bool((first.sum(dim=0) > 0).all()):
+        raise ContractError("some weight for every member", "a member whose weights are all 0", where)
+    fewer = bench.objective.sample_weights(num_samples, bench.members - 1, seed=0) if bench.members > 1 else None
+    if fewer is not None and not torch.equal(first[:, : bench.members - 1], fewer):
+        raise ContractError(
+            "a member's weights not to depend on how many members there are",
+            f"others for M = {bench.members - 1} than for M = {bench.members}",
+            where,
+            "draw member by member: torch.stack([draw(num_samples) for _ in range(num_members)], dim=1)",
+        )
+
+
+def life_cycle_answers(bench: MethodBench) -> None:
+    """`members_at_start` is a number of members there are, `learning_rate` a rate."""
+    hooks = implemented_hooks(bench.method_class)
+    if "members_at_start" in hooks:
+        start = bench.objective.hooks.hook.members_at_start(num_members=bench.members)
+        if isinstance(start, bool) or not isinstance(start, int) or not 1 <= start <= bench.members:
+            where = look_at(bench.method_class, "members_at_start")
+            raise ContractError(f"an integer from 1 to {bench.members}, or None", repr(start), where)
+    if "learning_rate" in hooks:
+        epochs = bench.spec.training.epochs
+        for epoch in (0.0, 0.5, epochs / 2, epochs - 0.01):
+            rate = bench.objective.hooks.hook.learning_rate(base=0.1, epoch=epoch, num_epochs=epochs)
+            if rate is not None and not (isinstance(rate, int | float) and 0 <= rate < float("inf")):
+                where = look_at(bench.method_class, "learning_rate")
+                raise ContractError(f"a finite number of at least 0 at epoch {epoch}", repr(rate), where)

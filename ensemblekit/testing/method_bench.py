@@ -1,0 +1,121 @@
+"""A method on the bench: outputs to give it, a loss and a spec that it accepts, its hooks one by one."""
+
+from __future__ import annotations
+
+import inspect
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ensemblekit.errors import Problem
+from ensemblekit.hooks import implemented_hooks
+from ensemblekit.losses import MSE, CrossEntropy, Loss
+from ensemblekit.objectives import Objective
+from ensemblekit.plugin import Method
+from ensemblekit.seeding import generator
+from ensemblekit.spec import Spec
+from ensemblekit.testing.checks import ContractError, look_at
+from ensemblekit.testing.tiny import NUM_CLASSES, NUM_VALUES, registry_with, tiny_spec
+
+BATCH = 4
+MEMBERS = 3
+HOOKS_OF_THE_OBJECTIVE = ("combine", "member_loss", "ensemble_loss", "select_members")
+FEW_EPOCHS, MOST_EPOCHS = 4, 512
+TASKS: tuple[tuple[Loss, bool], ...] = ((CrossEntropy(), False), (MSE(), False), (MSE(), True))
+"""Tried in turn, with whether it is regression: a method may be for one of them only."""
+
+
+class MethodBench:
+    """A method and everything to try it with."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.method_class = type(method)
+        self.registry = registry_with(method)
+
+    @cached_property
+    def members(self) -> int:
+        """How many members it works with."""
+        return self.method.required_members() or MEMBERS
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The smallest run that the method has nothing against."""
+        for loss, regression in TASKS:
+            if self._problems(self._spec(MOST_EPOCHS, loss, regression)):
+                continue
+            # the fewest epochs that will do: a method may have a use for many
+            epochs = 1 + bisect_left(
+                range(1, MOST_EPOCHS + 1), True, key=lambda few: not self._problems(self._spec(few, loss, regression))
+            )
+            return self._spec(max(epochs, FEW_EPOCHS), loss, regression)
+        problems = self._problems(self._spec(MOST_EPOCHS, *TASKS[0]))
+        raise ContractError(
+            f"check_spec() to accept some run of {MOST_EPOCHS} epochs, for classes or for values",
+            "; ".join(str(problem) for problem in problems),
+            look_at(self.method_class, "check_spec"),
+            "refuse only what cannot work; the kit tries cross-entropy and the squared error",
+        )
+
+    def _spec(self, epochs: int, loss: Loss, regression: bool) -> Spec:
+        changes = {
+            "training.epochs": epochs,
+            "training.evaluate_every": epochs,
+            "training.loss": loss.name,
+            "data.regression": regression,
+            "ensemble.members": self.members,
+        }
+        return replace(tiny_spec(self.registry, changes), methods=(self.method,))
+
+    def _problems(self, spec: Spec) -> list[Problem]:
+        return list(self.method.check_spec(spec))
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective([self.method], self.spec.loss)
+
+    def hooks(self, names: Iterable[str] = HOOKS_OF_THE_OBJECTIVE) -> list[str]:
+        """Those of the named hooks that the method implements."""
+        implemented = implemented_hooks(self.method_class)
+        return [name for name in names if name in implemented]
+
+    def outputs(self, members: int | None = None) -> Tensor:
+        """Member outputs (M, B, C) of ordinary size, float64."""
+        num_outputs = self.spec.loss.num_outputs(self.spec.data.info) if self.spec.data.info else NUM_CLASSES
+        shape = (members or self.members, BATCH, num_outputs)
+        return torch.randn(shape, generator=generator(0, "contract", "outputs"), dtype=torch.float64)
+
+    def target(self) -> Tensor:
+        """A target for each sample, in the form of the spec's task."""
+        random = generator(0, "contract", "target")
+        if self.spec.data.info is not None and self.spec.data.info.task == "regression":
+            return torch.randn(BATCH, NUM_VALUES, generator=random, dtype=torch.float64)
+        return torch.randint(NUM_CLASSES, (BATCH,), generator=random)
+
+    def answer(self, hook: str, outputs: Tensor, target: Tensor) -> Any:
+        """What the method itself answers to a hook of the objective."""
+        arguments = {"outputs": outputs, "num_members": len(outputs), "target": target, "loss": self.spec.loss}
+        arguments["fitted"] = None  # as in training
+        if hook != "combine":
+            arguments["combined"] = self.objective.hooks.hook.combine(**arguments)
+        named = list(inspect.signature(implemented_hooks(self.method_class)[hook]).parameters)[1:]
+        return getattr(self.method, hook)(**{name: arguments[name] for name in named})
+
+    def culprit(self, is_wrong: Callable[[Callable[[Tensor], Tensor]], bool]) -> str:
+        """Where to look: the first hook whose own answer, summed to a scalar, is already wrong."""
+        target = self.target()
+        for hook in self.hooks(("combine", "member_loss", "ensemble_loss")):
+
+            def summed(outputs: Tensor, hook: str = hook) -> Tensor:
+                answer = self.answer(hook, outputs, target.to(outputs.device))
+                return outputs.new_zeros(()) if answer is None else answer.sum()
+
+            if is_wrong(summed):
+                return look_at(self.method_class, hook)
+        hooks = self.hooks()
+        return look_at(self.method_class, hooks[-1] if hooks else "")

@@ -1,0 +1,166 @@
+"""The ways in which engines and exporters run a network, each as a function that raises if the network cannot."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from ensemblekit.testing.checks import difference
+
+Members = list[nn.Module]
+PRECISE, ROUGH = 1e-7, 1e-3
+"""What two ways may differ by in float64 and in float32."""
+
+
+class OtherNumbers(AssertionError):
+    """A network runs in some way, and computes something else than it should."""
+
+
+def run_meta(members: Members, inputs: Tensor) -> None:
+    """Forward and backward on the meta device, where only shapes are computed."""
+    network = members[0]
+    network.to("meta")
+    _gradients(network, network(inputs.to("meta")))
+
+
+def run_channels_last(members: Members, inputs: Tensor) -> None:
+    """Images whose channels are innermost in memory give the same numbers; other inputs have no such form."""
+    if inputs.ndim != 4:
+        return
+    [network], inputs = in_float64(members[:1], inputs)
+    expected = copy.deepcopy(network)
+    network.to(memory_format=torch.channels_last)
+    outputs = network(inputs.to(memory_format=torch.channels_last))
+    found = _gradients(network, outputs)
+    if not is_random(expected, inputs):
+        plain = expected(inputs)
+        _compare(outputs, plain, "outputs")
+        for name, left, right in zip(_names(network), found, _gradients(expected, plain), strict=True):
+            _compare(left, right, f"the gradient of {name}")
+
+
+def run_autocast(members: Members, inputs: Tensor) -> None:
+    """Forward and backward in bfloat16 where torch chooses it, with finite gradients."""
+    network = members[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = network(inputs)
+    for name, gradient in zip(_names(network), _gradients(network, outputs.float()), strict=True):
+        if not bool(gradient.isfinite().all()):
+            raise OtherNumbers(f"the gradient of {name} is not finite")
+
+
+def run_vmap(members: Members, inputs: Tensor) -> None:
+    """Members stacked by torch.func compute, and learn, what each computes by itself.
+
+    Members that draw random numbers must draw different ones, also if their weights are equal.
+    """
+    members, inputs = in_float64(members, inputs)
+    if is_random(copy.deepcopy(members[0]), inputs):
+        for member in members[1:]:
+            member.load_state_dict(members[0].state_dict())
+        outputs, parameters, _ = run_stacked(members, inputs)
+        torch.autograd.grad(outputs.square().sum(), list(parameters.values()), allow_unused=True)
+        if torch.equal(outputs[0], outputs[1]):
+            raise OtherNumbers("stacked members with equal weights draw the same random numbers")
+        return
+    perturb(members)
+    single = copy.deepcopy(members)
+    outputs, parameters, buffers = run_stacked(members, inputs)
+    stacked = torch.autograd.grad(outputs.square().sum(), list(parameters.values()), allow_unused=True)
+    for index, member in enumerate(single):
+        expected = member(inputs)
+        _compare(outputs[index], expected, f"outputs of member {index}")
+        for name, found, right in zip(parameters, stacked, _gradients(member, expected), strict=True):
+            if found is not None:
+                _compare(found[index], right, f"the gradient of {name} of member {index}")
+        for name, buffer in member.named_buffers():
+            _compare(buffers[name][index], buffer, f"buffer {name} of member {index}")
+
+
+def run_export(members: Members, inputs: Tensor) -> None:
+    """The network in evaluation, exported by torch.export, gives the same outputs."""
+    network = members[0]
+    network.eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about itself
+        exported = torch.export.export(network, (inputs,))
+        _compare(exported.module()(inputs), network(inputs), "outputs")
+
+
+WAYS: dict[str, Callable[[Members, Tensor], None]] = {
+    "vmap": run_vmap,
+    "channels_last": run_channels_last,
+    "autocast": run_autocast,
+    "meta": run_meta,
+    "export": run_export,
+}
+
+
+def run_stacked(members: Members, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs (M, B, C), the stacked parameters that learn, and the buffers as one training step leaves them."""
+    parameters = {
+        name: torch.stack([member.get_parameter(name).detach() for member in members]).requires_grad_(own.requires_grad)
+        for name, own in members[0].named_parameters()
+    }
+    buffers = {
+        name: torch.stack([member.get_buffer(name) for member in members]) for name, _ in members[0].named_buffers()
+    }
+    skeleton = copy.deepcopy(members[0]).to("meta")
+
+    def member(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(skeleton, (parameters, buffers), (inputs,))
+        return outputs
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # torch warns where it falls back to a loop over members
+        outputs = vmap(member, in_dims=(0, 0, None), randomness="different")(parameters, buffers, inputs)
+    return outputs, {name: value for name, value in parameters.items() if value.requires_grad}, buffers
+
+
+def in_float64(members: Members, inputs: Tensor) -> tuple[Members, Tensor]:
+    """Networks and inputs in float64, where rounding cannot be mistaken for a fault; as they are if they cannot."""
+    precise = [copy.deepcopy(member).double() for member in members]
+    try:
+        with torch.no_grad():
+            copy.deepcopy(precise[0])(inputs.double())
+    except RuntimeError:
+        return members, inputs
+    return precise, inputs.double()
+
+
+def is_random(network: nn.Module, inputs: Tensor) -> bool:
+    """Whether two passes in training differ; leaves changed statistics behind."""
+    with torch.no_grad():
+        return not torch.equal(network(inputs), network(inputs))
+
+
+def perturb(members: Members) -> None:
+    """Move away from the start, where a batch norm neither scales nor shifts and a sign of zero is rounding."""
+    with torch.no_grad():
+        for parameter in (parameter for member in members for parameter in member.parameters()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+
+
+def _names(network: nn.Module) -> list[str]:
+    return [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+
+
+def _gradients(network: nn.Module, outputs: Tensor) -> list[Tensor]:
+    """The gradient of each parameter; zeros for one that has no part in the outputs."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True)
+    return [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, found, strict=True)
+    ]
+
+
+def _compare(found: Tensor, expected: Tensor, what: str) -> None:
+    tolerance = PRECISE if expected.dtype == torch.float64 else ROUGH
+    if wrong := difference(found.detach(), expected.detach(), tolerance):
+        raise OtherNumbers(f"{what}: {wrong}")

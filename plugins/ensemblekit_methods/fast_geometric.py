@@ -1,0 +1,73 @@
+"""Fast geometric ensembling: short cycles of the learning rate around a trained network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from ensemblekit import Problem, hookimpl
+from ensemblekit_methods.kept_copies import KeptCopies
+
+if TYPE_CHECKING:
+    from ensemblekit import Spec
+
+
+class FastGeometric(KeptCopies):
+    """Trains one network, then lets the learning rate go up and down and keeps a copy whenever it is lowest.
+
+    A cycle starts high, is lowest in its middle and ends high. It is an even number of epochs, so that its middle is
+    the end of an epoch, where copies are kept. Training ends in the middle of the last cycle, so the final network is
+    the last member. The epochs before the first cycle, (cycles - 1/2) cycle less than all, follow the spec's schedule.
+    """
+
+    paper = "Garipov et al. 2018, Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, section 5"
+    formula = (
+        "l(h_live, y);  f = mean of the kept copies and the final network;  t the share of a cycle that is over,\n"
+        "rate / base = (1 - 2t) high + 2t low  for t <= 1/2,  (2 - 2t) low + (2t - 1) high  after"
+    )
+
+    cycles: int = Field(5, ge=1, description="how often the rate is lowest, each time leaving one member")
+    cycle: int = Field(2, ge=2, multiple_of=2, description="epochs from one highest rate to the next")
+    high: float = Field(0.5, gt=0, description="highest rate of a cycle, as a multiple of the optimizer's")
+    low: float = Field(0.005, gt=0, description="lowest rate of a cycle, as a multiple of the optimizer's")
+
+    @field_validator("low")
+    @classmethod
+    def _low_is_below_high(cls, low: float, info: ValidationInfo) -> float:
+        if "high" in info.data and low >= info.data["high"]:
+            raise ValueError(f"must be below high, which is {info.data['high']}")
+        return low
+
+    def required_members(self) -> int:
+        return self.cycles
+
+    def first_cycle_at(self, num_epochs: int) -> int:
+        """How many epochs of ordinary training come before the first cycle."""
+        return num_epochs - self._epochs_of_cycles()
+
+    def _epochs_of_cycles(self) -> int:
+        return self.cycles * self.cycle - self.cycle // 2
+
+    def kept_at(self, num_epochs: int) -> range:
+        first_middle = self.first_cycle_at(num_epochs) + self.cycle // 2
+        # the middle of the last cycle is the end of training
+        return range(first_middle + 1, num_epochs + 1, self.cycle)
+
+    @hookimpl
+    def learning_rate(self, base: float, epoch: float, num_epochs: int) -> float | None:
+        in_cycles = epoch - self.first_cycle_at(num_epochs)
+        if in_cycles < 0:
+            return None
+        share = in_cycles % self.cycle / self.cycle
+        height = abs(1 - 2 * share)  # 1 at both ends of a cycle and 0 in its middle
+        return base * (height * self.high + (1 - height) * self.low)
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        yield from super().check_spec(spec)
+        epochs, needed = spec.training.epochs, self._epochs_of_cycles()
+        if self.first_cycle_at(epochs) < 1:
+            what = f"{self.cycles} cycles of {self.cycle} epochs, the last one half, take {needed} epochs"
+            fix = f"set training.epochs to {needed + 1} or more, or lower cycles or cycle"
+            yield Problem("cycles", f"{what}, and of {epochs} none is left to train before them", fix)

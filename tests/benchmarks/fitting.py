@@ -1,0 +1,222 @@
+"""The same training three ways: by an engine of ours, by a loop written by hand, by torchensemble.
+
+Each fit starts from new members, which ours and the loop are given ahead (`prepare`); it reads its data itself, and
+neither evaluates nor saves on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ensemblekit as ek
+from ensemblekit.bench.apart import Apart
+from ensemblekit.bench.contests import contest_of, naive_loop
+from ensemblekit.bench.measuring import Timing, interleaved
+from ensemblekit.bench.workloads import SEED, Workload
+from ensemblekit.engines import ENGINES, Engine
+from ensemblekit.training_members import TrainingMembers
+
+CPU = torch.device("cpu")
+NOISE_IN_POINTS = 3.0
+"""Of percent: what two accuracies may differ by."""
+
+
+def chosen_engine(workload: Workload) -> str:
+    """What `auto` chooses for this work."""
+    measured = contest_of(workload, CPU).measure_auto()
+    return min(measured, key=measured.__getitem__)
+
+
+def tensors(split: ek.Split) -> tuple[Tensor, Tensor]:
+    """All inputs as the networks see them, float32 (N, …), and the classes (N,)."""
+    scaled = split.inputs.float() / 255 if split.inputs.dtype == torch.uint8 else split.inputs
+    return scaled, split.targets
+
+
+def accuracy(outputs: Tensor, split: ek.Split) -> float:
+    """Percent of right classes of combined outputs (N, C)."""
+    return 100 * float((outputs.argmax(dim=-1) == split.targets).float().mean())
+
+
+class OurFit:
+    """An engine, fed by `Split.training_batches`, with all life-cycle hooks of the method."""
+
+    def __init__(
+        self, workload: Workload, data: ek.Data, epochs: int, engine_name: str, average_probabilities: bool = False
+    ) -> None:
+        self.workload, self.data, self.epochs, self.engine_name = workload, data, epochs, engine_name
+        self.average_probabilities = average_probabilities
+        self.engine: Engine | None = None
+
+    def prepare(self) -> None:
+        spec = self.workload.run_spec
+        self.objective = self.workload.objective()
+        self.members = TrainingMembers(spec, self.data.info, self.data.info.num_outputs, CPU)
+        at_start = self.objective.hooks.hook.members_at_start(num_members=spec.ensemble.members)
+        self.members.start(at_start)
+        self._new_engine(self.members)
+
+    def __call__(self) -> None:
+        spec, hooks, members = self.workload.run_spec, self.objective.hooks.hook, self.members
+        num_members = spec.ensemble.members
+        weights = self.objective.sample_weights(len(self.data.train), num_members, spec.seed)
+        step = 0
+        for epoch in range(1, self.epochs + 1):
+            if epoch > 1:
+                self.engine.store_optimizer_state()
+            hooks.epoch_started(ensemble=members, epoch=epoch, num_epochs=self.epochs, num_members=num_members)
+            if members.changed:
+                self._new_engine(members)
+            columns = [slot.member for slot in self.engine.running]
+            lengths = self.data.train.training_batch_lengths(self.workload.batch_size)
+            batches = self.data.train.training_batches(self.workload.batch_size, SEED, epoch)
+            for place, batch in enumerate(batches):
+                rate = hooks.learning_rate(
+                    base=self.workload.learning_rate, epoch=epoch - 1 + place / len(lengths), num_epochs=self.epochs
+                )
+                own = None if weights is None else weights[batch.index][:, columns]
+                self.engine.train_step(batch, own, self.workload.learning_rate if rate is None else rate, step)
+                step += 1
+
+    def _new_engine(self, members: TrainingMembers) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        self.engine = ENGINES[self.engine_name](members.slots, self.objective, self.workload.settings(CPU))
+        members.changed = False
+
+    def accuracy(self) -> float:
+        inputs, _ = tensors(self.data.test)
+        outputs = self.engine.predict(inputs)
+        combined = (
+            outputs.softmax(dim=-1).mean(dim=0) if self.average_probabilities else self.objective.combine(outputs)
+        )
+        return accuracy(combined, self.data.test)
+
+
+class NaiveFit:
+    """The loop written by hand over a DataLoader."""
+
+    def __init__(self, workload: Workload, data: ek.Data, epochs: int) -> None:
+        self.workload, self.data, self.epochs = workload, data, epochs
+
+    def prepare(self) -> None:
+        self.loop = naive_loop(self.workload, self.workload.slots(CPU))
+
+    def __call__(self) -> None:
+        loader = DataLoader(TensorDataset(*tensors(self.data.train)), self.workload.batch_size, shuffle=True)
+        for _ in range(self.epochs):
+            for inputs, targets in loader:
+                self.loop.step(inputs, targets)
+
+    def accuracy(self) -> float:
+        inputs, _ = tensors(self.data.test)
+        with torch.no_grad():
+            outputs = torch.stack([network.eval()(inputs) for network in self.loop.networks])
+        return accuracy(outputs.mean(dim=0), self.data.test)
+
+
+class Member(nn.Module):
+    """One network of a workload, drawn anew each time it is made: what torchensemble takes for an estimator."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.network = workload.run_spec.model.build(workload.input_shape, workload.num_outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs)
+
+
+class PeerFit:
+    """A classifier of torchensemble, with its own `fit` over a DataLoader and its default of one job."""
+
+    def __init__(self, classifier: str, workload: Workload, data: ek.Data, epochs: int, **options: Any) -> None:
+        self.classifier, self.workload, self.data, self.epochs = classifier, workload, data, epochs
+        self.options = options
+
+    def prepare(self) -> None:
+        import torchensemble
+
+        spec = self.workload.run_spec
+        self.ensemble = getattr(torchensemble, self.classifier)(
+            estimator=Member,
+            estimator_args={"workload": self.workload},
+            n_estimators=spec.ensemble.members,
+            cuda=False,
+            **self.options,
+        )
+        self.ensemble.set_optimizer("Adam", lr=self.workload.learning_rate)
+
+    def __call__(self) -> None:
+        samples = TensorDataset(*tensors(self.data.train))
+        samples.classes = range(self.data.info.num_outputs)  # spares it a pass to count the classes
+        loader = DataLoader(samples, self.workload.batch_size, shuffle=True)
+        # it prints its progress
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            self.ensemble.fit(loader, epochs=self.epochs, save_model=False)
+
+    def accuracy(self) -> float:
+        inputs, _ = tensors(self.data.test)
+        self.ensemble.eval()
+        with torch.no_grad():
+            return accuracy(self.ensemble(inputs), self.data.test)
+
+
+Fit = OurFit | NaiveFit | PeerFit
+
+
+def fitted_in_turn(
+    fits: Mapping[str, Fit], rounds: int, must_hold: bool, ours_may_be_better: bool = False
+) -> tuple[dict[str, Timing], str]:
+    """The times of whole fits, each in a process of its own, and how well they learnt.
+
+    What they were given ahead does not count. It stops if they learnt unequally, for then their times do not compare.
+    """
+    with ExitStack() as stack:
+        apart = {name: stack.enter_context(Apart(partial(_itself, fit))) for name, fit in fits.items()}
+        timings = interleaved(apart, rounds, prepare=lambda name: apart[name].call("prepare"), warm_up=False)
+        found = {name: fit.call("accuracy") for name, fit in apart.items()}
+    words = "test accuracy: " + ", ".join(f"{name} {value:.1f} %" for name, value in found.items())
+    theirs, ours = found.values()
+    points_apart = max(theirs - ours, 0) if ours_may_be_better else abs(theirs - ours)
+    if must_hold and points_apart > NOISE_IN_POINTS:
+        sys.exit(f"error: unequal learning, more than {NOISE_IN_POINTS} points apart; {words}")
+    return timings, words
+
+
+def _itself(fit: Fit) -> Fit:
+    return fit
+
+
+def with_adam(workload: Workload) -> Workload:
+    """The same with Adam, which torchensemble has too; it has no AdaBelief."""
+    return workload.changed(training={"optimizer": {"name": "adam", "lr": 1e-3}})
+
+
+def digits(num_train: int | None) -> ek.Data:
+    """The digits of scikit-learn, nothing held out; None: all of them."""
+    return ek.load_data(ek.datasets()["digits"].load()(validation_fraction=0, limit_train=num_train), SEED)
+
+
+def clothes(num_train: int, num_test: int) -> tuple[ek.Data, str]:
+    """Fashion-MNIST without augmentation if it is present, else random images of its shape; and which it is."""
+    options = {"augment": (), "validation_fraction": 0.0, "limit_train": num_train, "limit_test": num_test}
+    dataset = ek.datasets()["fashion_mnist"].load()(**options)
+    if dataset.found_at() is not None:
+        return ek.load_data(dataset, SEED), "Fashion-MNIST"
+    source = ek.generator(SEED, "benchmark")
+
+    def part(size: int) -> tuple[Tensor, Tensor]:
+        images = torch.randint(256, (size, 1, 28, 28), dtype=torch.uint8, generator=source)
+        return images, torch.arange(size) % 10
+
+    return ek.data_from_datasets(part(num_train), part(num_test), SEED, validation_fraction=0), "random images"

@@ -1,0 +1,72 @@
+"""The rows in which the project is measured against itself: memory, recomputing, and what `auto` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+from fitting import CPU, chosen_engine
+from measured import Measured, Options, Row, workload
+
+from ensemblekit.bench.contests import NAIVE, contest_of
+from ensemblekit.bench.measuring import interleaved
+from ensemblekit.bench.memory import peak_memory
+from ensemblekit.bench.report import MEGABYTE
+from ensemblekit.bench.running import measure
+from ensemblekit.bench.workloads import Workload, all_workloads
+
+AUTO_ROUNDS = 2
+
+
+def memory(options: Options) -> Iterator[Measured]:
+    base = workload("real-uncoupled", options)
+    for method in ("independent", "bagging"):
+        many = replace(base, spec={**base.spec, "method": {"name": method}})
+        engine = chosen_engine(many)
+        few = many.changed(ensemble={"members": 1 if options.smoke else 2})
+        yield memory_ratio(f"peak memory, {method}, M=16", "M=2", "≤ 1.3×", many, few, engine)
+
+
+def memory_ratio(work: str, against: str, asked: str, one: Workload, other: Workload, engine: str) -> Measured:
+    """The growth of a process that trains `one`, as a multiple of that of a process that trains `other`."""
+    mine, theirs = peak_memory(one, engine), peak_memory(other, engine)
+    ratio = mine.growth / theirs.growth
+    growth = f"growth {mine.growth / MEGABYTE:,.0f} MB against {theirs.growth / MEGABYTE:,.0f} MB"
+    total = f"whole process {mine.total / MEGABYTE:,.0f} MB against {theirs.total / MEGABYTE:,.0f} MB"
+    note = f"engine {engine}; {growth}; {total}"
+    return Measured(work, against, asked, ratio, ratio, ratio, note)
+
+
+def recompute(options: Options) -> Iterator[Measured]:
+    keeping = workload("real-convolutions", options)
+    again = keeping.changed(engine={"recompute": True})
+    engine = chosen_engine(keeping)
+    work, against = "GNCL λ=0.5 with `recompute`, W=32, M=16", "without"
+    yield memory_ratio(f"peak memory, {work}", against, "≤ 0.35×", again, keeping, engine)
+    with ExitStack() as stack:
+        makers = {"keeping": contest_of(keeping, CPU).makers[engine], "again": contest_of(again, CPU).makers[engine]}
+        timings = interleaved({name: make(stack) for name, make in makers.items()}, keeping.rounds)
+    times = timings["keeping"].times_faster(timings["again"])
+    ratio = timings["again"].median / timings["keeping"].median
+    yield Measured(f"time, {work}", against, "≤ 1.4×", ratio, min(times), max(times), f"engine {engine}")
+
+
+def auto(options: Options) -> Iterator[Measured]:
+    for name, full in all_workloads().items():
+        if full.kind != "training":
+            continue
+        here = workload(name, options)
+        result = measure(replace(here, rounds=min(here.rounds, AUTO_ROUNDS)), CPU, with_memory=False)
+        timings = {entry.contestant: entry.timing for entry in result.entries if entry.timing is not None}
+        chosen = timings[result.auto.engine]
+        best_name = min(timings.keys() - {NAIVE}, key=lambda engine: timings[engine].median)
+        by_round = timings[best_name].times_faster(chosen)
+        note = f"chose {result.auto.engine}, best {best_name}"
+        ratio = result.auto.times_the_best
+        yield Measured(f"auto, {name}", "the best engine", "≤ 1.05×", ratio, min(by_round), max(by_round), note)
+        trying = result.auto.seconds_of_trying
+        yield Measured(f"auto, {name}: time to choose", "limit", "≤ 3 s", trying, trying, trying, note)
+
+
+ROWS_AGAINST_ITSELF: dict[str, Row] = {"memory": memory, "recompute": recompute, "auto": auto}

@@ -1,0 +1,63 @@
+"""Measures every performance target and keeps the results as CSV; the README's table is made from them.
+
+``python tests/benchmarks/targets.py --run 1`` measures all rows, ``--only mlp-64`` one of them; rows of the same run
+are replaced. Needs ``pip install -e '.[benchmarks]'``. ``--smoke`` only shows that each row runs, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+from measured import Measured, Options
+from rows_against_itself import ROWS_AGAINST_ITSELF
+from rows_against_others import ROWS_AGAINST_OTHERS
+
+from ensemblekit.bench.report import csv_text, machine, today
+
+ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_ITSELF
+RESULTS = Path(__file__).parent / "results" / "targets.csv"
+COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
+KEY = ("run", "work", "against")
+
+
+def main() -> None:
+    """Measure the rows that were asked for, and keep each as soon as it is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--run", type=int, default=1, help="which of several runs this is")
+    parser.add_argument("--cifar100", type=Path, help="a folder or archive with CIFAR-100, as image_folder takes it")
+    parser.add_argument("--smoke", action="store_true", help="tiny work, one round: does it run?")
+    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} in results/; none with --smoke")
+    options = parser.parse_args()
+    output = options.output or (None if options.smoke else RESULTS)
+    for name in options.only or ROWS:
+        command = f"python tests/benchmarks/targets.py --only {name} --run {options.run}"
+        for measured in ROWS[name](Options(options.smoke, options.cifar100)):
+            row = {"date": today(), "machine": machine(), "command": command, **_cells(measured, options.run)}
+            print(f"{name}: {measured.work} | {measured.against} | asked {measured.asked} | ", end="")
+            print(f"{row['ratio']} ({row['low']} to {row['high']}) | {measured.note}", flush=True)
+            if output is not None:
+                keep(row, output)
+
+
+def _cells(measured: Measured, run: int) -> dict[str, str]:
+    numbers = {name: f"{getattr(measured, name):.3g}" for name in ("ratio", "low", "high")}
+    words = {name: getattr(measured, name) for name in ("work", "against", "asked", "note")}
+    return {"run": str(run), **words, **numbers}
+
+
+def keep(row: dict[str, str], path: Path) -> None:
+    """Put a row into the file, in place of the one that it measures again."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    if path.exists():
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = {tuple(old[name] for name in KEY): old for old in csv.DictReader(file)}
+    rows[tuple(row[name] for name in KEY)] = row
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(csv_text(COLUMNS, rows.values()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

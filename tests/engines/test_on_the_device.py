@@ -1,0 +1,98 @@
+"""What a step does stays on the device: nothing is read back, nothing is made elsewhere. Shown without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+import ensemblekit as ek
+from ensemblekit import trainer as training
+from ensemblekit.data import load_data
+from ensemblekit.engines import ENGINES
+from ensemblekit.interruption import StopRequest
+from ensemblekit.progress import Progress
+from ensemblekit.trainer import Trainer
+
+READERS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
+METHODS = [
+    *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
+    {"name": "gncl", "mode": "exact"},
+    {"name": "boosting", "schedule": "stagewise"},
+    {"name": "snapshot", "at_epochs": [1]},
+    {"name": "fast_geometric", "cycles": 2},
+]
+
+
+def trainer(method: dict, model: dict, device: str, engine: str = "stacked", **options) -> Trainer:
+    spec = ek.load_spec(
+        {
+            "data": {"name": "digits", "limit_train": 150, "limit_test": 50, "augment": ["crop", "flip", "rotate"]},
+            "model": model,
+            "ensemble": {"members": 2},
+            "method": method,
+            "training": {"epochs": 4, "batch_size": 32, "clip_norm": 1.0},
+            "engine": {"name": engine, **options},
+        }
+    )
+    made = Trainer(spec, load_data(spec.data, 0), torch.device(device), Progress())
+    made.choose_engine()
+    return made
+
+
+def whole_epoch(made: Trainer) -> dict[str, float]:
+    num_members, num_epochs = made.spec.ensemble.members, made.spec.training.epochs
+    made.hooks.epoch_started(ensemble=made.members, epoch=1, num_epochs=num_epochs, num_members=num_members)
+    return made._steps(made._make_engine(), 1, SimpleNamespace(path=Path("run")), StopRequest())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "model", [{"name": "mlp", "dropout": 0.2}, {"name": "resnet", "width": 4, "blocks": 2}], ids=str
+)
+@pytest.mark.parametrize("method", METHODS, ids=lambda table: "-".join(map(str, table.values())))
+def test_a_whole_epoch_runs_on_a_device_that_has_no_values(method, model, monkeypatch):
+    """Data, augmentation, members, objective, optimizer and metrics: a tensor of the CPU among them would fail."""
+    made = trainer(method, model, "meta")
+    monkeypatch.setattr(training._Seen, "means", lambda seen: {name: value.device for name, value in seen.sums.items()})
+    seen = whole_epoch(made)
+    assert {str(seen[name]) for name in ("train_objective", "train_loss", "train_accuracy")} == {"meta"}
+
+
+def test_recomputing_runs_on_it_too(monkeypatch):
+    made = trainer({"name": "gncl"}, {"name": "mlp"}, "meta", recompute=True)
+    monkeypatch.setattr(training._Seen, "means", lambda seen: {})
+    assert "learning_rate" in whole_epoch(made)
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("method", METHODS, ids=lambda table: "-".join(map(str, table.values())))
+def test_a_step_reads_no_value_back(engine, method, monkeypatch):
+    made = trainer(method, {"name": "mlp", "dropout": 0.2}, "cpu", engine)
+    running = made._make_engine()
+    batches = list(made.data.train.training_batches(32, 0, 1))
+    columns = [slot.member for slot in running.running]
+    weights = [made._weights(batch, columns) for batch in batches]
+    seen = training._Seen(made.objective, columns)
+    read: list[str] = []
+
+    def counting(name: str):
+        original = getattr(Tensor, name)
+
+        def count(tensor, *arguments, **options):
+            read.append(name)
+            return original(tensor, *arguments, **options)
+
+        return count
+
+    for name in READERS:
+        monkeypatch.setattr(Tensor, name, counting(name))
+    for step, batch in enumerate(batches):
+        seen.add(*running.train_step(batch, weights[step], 0.01, step), batch)
+    seen._count()
+    assert read == []
+    assert bool(torch.ones(())), "a reader that is counted"
+    assert read == ["__bool__"]
+    made.close()

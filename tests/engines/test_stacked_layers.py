@@ -1,0 +1,129 @@
+"""Layers stacked by hand and by vmap: each member's outputs, gradients and statistics as it has them by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ensemblekit.engines.stacking import StackedNetwork
+from ensemblekit.noise import noise_layers, set_noise_step, with_own_noise
+
+K, B = 3, 6
+
+
+class Twice(nn.Module):
+    """Nothing that is known here: it goes to vmap."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.scale * 2
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 4)), (5,), []),
+    "linear alone": (lambda: nn.Linear(5, 4), (5,), []),
+    "no bias": (lambda: nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False)), (5,), []),
+    "rows of vectors": (lambda: nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 2)), (3, 5), []),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4), nn.ReLU(True), nn.Linear(4, 2)),
+        (3, 2, 2),
+        [],
+    ),
+    "batch norm first": (lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2)), (5,), []),
+    "batch norm of plain statistics": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2)),
+        (5,),
+        [],
+    ),
+    "batch norm of images": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)),
+        (3, 4, 4),
+        ["Conv2d"],
+    ),
+    "dropout": (lambda: nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.4), nn.Linear(8, 2)), (5,), []),
+    "dropout first": (lambda: nn.Sequential(nn.Dropout(0.4), nn.Linear(5, 2)), (5,), []),
+    "nested": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(5, 4), nn.SiLU()), nn.Sequential(nn.Linear(4, 2))),
+        (5,),
+        [],
+    ),
+    "unknown layers": (
+        lambda: nn.Sequential(nn.Linear(5, 4), Twice(4), nn.Softplus(), nn.Linear(4, 2)),
+        (5,),
+        ["Twice", "Softplus"],
+    ),
+    "unknown without parameters first": (
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, 2)),
+        (3, 2, 2),
+        ["MaxPool2d"],
+    ),
+    "all of it unknown": (lambda: Twice(5), (5,), ["Twice"]),
+    "statistics without momentum": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)),
+        (5,),
+        ["BatchNorm1d"],
+    ),
+}  # fmt: skip
+
+
+def members(make: Callable[[], nn.Module]) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [with_own_noise(make().double(), seed=0, member=member) for member in range(K)]
+
+
+def stacked(networks: list[nn.Module]) -> dict[str, Tensor]:
+    names = [name for name, _ in [*networks[0].named_parameters(), *networks[0].named_buffers()]]
+    states = [dict([*network.named_parameters(), *network.named_buffers()]) for network in networks]
+    return {name: torch.stack([state[name].detach() for state in states]) for name in names}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", NETWORKS)
+def test_outputs_gradients_and_statistics_are_each_members_own(case, training):
+    make, shape, by_vmap = NETWORKS[case]
+    networks = members(make)
+    inputs = torch.randn(B, *shape, dtype=torch.float64)
+    given = inputs.clone()
+    skeleton = deepcopy(networks[0]).train(training)
+    call = StackedNetwork(skeleton)
+    assert call.vmapped_layers() == by_vmap
+    tensors = stacked(networks)
+    names = [name for name, _ in networks[0].named_parameters()]
+    for name in names:
+        tensors[name].requires_grad_()
+    outputs = call(tensors, inputs)
+    gradients = torch.autograd.grad(outputs.square().sum(), [tensors[name] for name in names])
+    assert torch.equal(inputs, given)
+    for place, network in enumerate(networks):
+        network.train(training)
+        set_noise_step(noise_layers(network), 0)
+        expected = network(inputs.clone())
+        torch.testing.assert_close(outputs[place], expected, rtol=1e-12, atol=1e-12)
+        own = torch.autograd.grad(expected.square().sum(), list(network.parameters()))
+        torch.testing.assert_close([gradient[place] for gradient in gradients], list(own), rtol=1e-12, atol=1e-12)
+        for name, buffer in network.named_buffers():
+            torch.testing.assert_close(tensors[name][place], buffer, rtol=1e-12, atol=1e-12)
+
+
+def test_a_layer_that_is_watched_by_a_hook_is_run_itself():
+    network = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
+    network[1].register_forward_hook(lambda *_: None)
+    assert StackedNetwork(network).vmapped_layers() == ["ReLU"]
+
+
+def test_a_subclass_of_a_known_layer_is_not_taken_for_it():
+    class Shifted(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) + 1
+
+    network = nn.Sequential(Shifted(5, 4))
+    assert StackedNetwork(network).vmapped_layers() == ["Shifted"]
+    outputs = StackedNetwork(network)(stacked([network]), torch.ones(2, 5))
+    torch.testing.assert_close(outputs[0], network(torch.ones(2, 5)))

@@ -1,0 +1,141 @@
+"""Networks made ready to predict give the outputs of the networks themselves, and follow their changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ensemblekit as ek
+from ensemblekit import inference
+from ensemblekit.ensemble import Ensemble
+from ensemblekit.inference import ReadyMember, folded
+from ensemblekit.members import build_member, build_members
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+def trained(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """A network in double precision whose statistics are no longer those it started with."""
+    network.double().train()
+    with torch.no_grad():
+        for layer in network.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and layer.affine:
+                layer.weight.uniform_(0.5, 2)
+                layer.bias.uniform_(-1, 1)
+        for _ in range(3):
+            network(torch.randn(8, *shape, dtype=torch.float64))
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("resnet", (3, 16, 16)), ("mlp", (1, 8, 8)), ("mobilenet_v3_tiny", (3, 32, 32))]
+)
+def test_a_folded_network_has_no_batch_norm_and_gives_the_same_outputs_to_twelve_digits(name, shape):
+    network = trained(build_member(ek.models()[name].load()(), shape, 5, seed=0, member=0), shape)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    copy, count = folded(network)
+    inputs = torch.randn(4, *shape, dtype=torch.float64)
+    torch.testing.assert_close(copy(inputs), network(inputs), rtol=1e-12, atol=1e-12)
+    assert count == sum(isinstance(layer, NORMS) for layer in network.modules()) > 0
+    assert not any(isinstance(layer, NORMS) for layer in copy.modules())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+class Scaled(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * super().forward(inputs)
+
+
+class Backwards(nn.Sequential):
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in reversed(list(self)):
+            inputs = layer(inputs)
+        return inputs
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.BatchNorm1d(4), layer)
+
+
+def watched() -> nn.Module:
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    network[0].register_forward_hook(lambda _, __, outputs: outputs + 1)
+    return network
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        shared,
+        watched,
+        lambda: nn.Sequential(Scaled(4, 4), nn.BatchNorm1d(4)),
+        lambda: Backwards(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
+    ],
+    ids=["shared", "watched", "subclass", "own order", "not adjacent", "no statistics"],
+)
+def test_what_is_not_sure_to_be_valid_is_not_folded(make):
+    network = trained(make(), (4,))
+    copy, count = folded(network)
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    assert count == 0
+    torch.testing.assert_close(copy(inputs), network(inputs))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_large_batch_is_taken_in_pieces_that_give_the_whole(channels_last, monkeypatch):
+    network = trained(build_member(ek.models()["resnet"].load()(width=4, blocks=2), (3, 8, 8), 5, 0, 0), (3, 8, 8))
+    monkeypatch.setattr(inference, "CHUNK_BYTES", 10 * 3 * 8 * 8 * 8)
+    sizes = []
+    ready = ReadyMember(network, channels_last)
+    ready.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    inputs = torch.randn(23, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(ready(inputs), network(inputs), rtol=1e-12, atol=1e-12)
+    assert sizes == [10, 10, 3]
+
+
+@pytest.fixture
+def ensemble() -> Ensemble:
+    spec = ek.load_spec({"data": "digits", "model": {"name": "mlp", "hidden": [8]}, "ensemble": {"members": 3}})
+    return Ensemble(build_members(spec.member_models, (1, 8, 8), 10, 0), spec, spec.data.info).eval()
+
+
+def test_an_ensemble_predicts_the_same_with_and_without_gradients(ensemble):
+    inputs = torch.randn(7, 1, 8, 8)
+    with torch.no_grad():
+        fast = ensemble.member_outputs(inputs)
+    plain = ensemble.member_outputs(inputs)
+    assert plain.requires_grad
+    assert not fast.requires_grad
+    torch.testing.assert_close(fast, plain.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", ["in place", "state dict", "another tensor", "statistics"])
+def test_an_ensemble_notices_that_its_members_have_changed(ensemble, change):
+    inputs = torch.randn(7, 1, 8, 8)
+    with torch.no_grad():
+        before = ensemble(inputs)
+        linear, norm = ensemble.members[1][1], ensemble.members[1][2]
+        if change == "in place":
+            linear.weight.mul_(2)
+        elif change == "state dict":
+            ensemble.load_state_dict({name: value + 1 for name, value in ensemble.state_dict().items()})
+        elif change == "another tensor":
+            linear.weight = nn.Parameter(torch.ones_like(linear.weight))
+        else:
+            norm.running_mean.add_(1)
+        after = ensemble(inputs)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, ensemble(inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_ensemble_in_training_runs_its_members_as_they_are(ensemble):
+    ensemble.train()
+    inputs = torch.randn(7, 1, 8, 8)
+    count = int(ensemble.members[0][2].num_batches_tracked)
+    with torch.no_grad():
+        ensemble(inputs)
+    assert int(ensemble.members[0][2].num_batches_tracked) == count + 1

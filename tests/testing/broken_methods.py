@@ -1,0 +1,297 @@
+"""Methods with one fault each, and the checks that must find it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from pydantic import Field, PrivateAttr, field_validator
+from torch import Tensor
+
+from ensemblekit import GrowingEnsemble, Loss, Method, Problem, hookimpl
+
+DESCRIPTION = "its description is one sentence"
+PARAMETERS = "every parameter is described"
+ROUND_TRIP = "a spec says exactly what it is"
+KNOWN_HOOKS = "hooks exist and name only known arguments"
+FORMULA = "its formula is given"
+ANSWERS = "hooks return the right shape, dtype and device"
+FINITE = "gradients are finite"
+RIGHT = "gradients are those of the objective"
+ONE_MEMBER = "it works with one member"
+ORDER = "the order of samples does not matter"
+SEPARABLE = "what is declared separable is separable"
+NO_MEMORY = "hooks have no memory and no randomness of their own"
+WEIGHTS = "sample weights are valid and drawn member by member"
+FITTED = "a combiner is fitted alike each time"
+LIFE_CYCLE = "life-cycle hooks answer within range"
+ENGINES = "all engines give the same numbers"
+RESUMES = "a run that was stopped goes on bit for bit"
+
+
+class Good(Method):
+    """Does nothing wrong."""
+
+    formula = "sum_i l(h_i, y)"
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target)
+
+
+class Undescribed(Good):
+    pass
+
+
+class EndsLate(Good):
+    """A first line that goes on
+    in the second."""
+
+
+class BareParameter(Good):
+    """Says nothing of its parameter."""
+
+    strength: float = 1.0
+
+
+class ChangesItsValue(Good):
+    """Reads another value back than it wrote."""
+
+    strength: float = Field(1.0, description="doubled whenever it is read")
+
+    @field_validator("strength")
+    @classmethod
+    def _doubled(cls, strength: float) -> float:
+        return 2 * strength
+
+
+class Misspelt(Method):
+    """Has a hook that does not exist."""
+
+    formula = "none"
+
+    @hookimpl
+    def membr_loss(self, outputs: Tensor) -> Tensor:
+        return outputs.sum(-1)
+
+
+class NoFormula(Good):
+    """Does not say what it minimises."""
+
+    formula = ""
+
+
+class WrongShape(Good):
+    """Returns a loss of the whole batch."""
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(combined, target).mean()
+
+
+class AlwaysFloat32(Good):
+    """Ignores the dtype of the outputs."""
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(combined, target).float()
+
+
+class ReadsBack(Good):
+    """Reads a value from the device."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        losses = loss(outputs, target)
+        return losses if losses.max() > 1e9 else 2 * losses
+
+
+class OddMask(Good):
+    """Selects by a mask of indices."""
+
+    @hookimpl
+    def select_members(self, outputs: Tensor) -> Tensor:
+        return torch.ones(1, outputs.shape[1], dtype=torch.int64, device=outputs.device)
+
+
+class SpreadRoot(Good):
+    """Takes the root of a spread that may be zero."""
+
+    @hookimpl
+    def ensemble_loss(self, outputs: Tensor, combined: Tensor) -> Tensor:
+        return (outputs - combined).square().sum(dim=(0, 2)).sqrt()
+
+
+class _WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class WrongGradient(Good):
+    """Has a backward of its own that is wrong."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return _WrongBackward.apply(loss(outputs, target))
+
+
+class TeachesNothing(Good):
+    """Detaches all that members could learn from."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target).detach() + 0 * outputs.sum(dim=-1)
+
+
+class DividesByTheOthers(Good):
+    """Divides by M - 1."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor:
+        return loss(outputs, target) * torch.ones_like(outputs[..., 0]) / torch.as_tensor(float(num_members - 1))
+
+
+class FirstSampleOnly(Good):
+    """Lets the first sample of a batch count double."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        position = torch.arange(outputs.shape[1], device=outputs.device)
+        return loss(outputs, target) * (1 + (position == 0).to(outputs.dtype))
+
+
+class NotReallySeparable(Good):
+    """Says that it is separable and couples members."""
+
+    def separable(self) -> bool:
+        return True
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target) / len(outputs)
+
+
+class Rolls(Good):
+    """Draws from torch's global generator at every step."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        losses = loss(outputs, target)
+        return losses * (1 + 1e-7 * torch.rand_like(losses).round(decimals=1))
+
+
+class NegativeWeights(Good):
+    """Draws weights below zero."""
+
+    @hookimpl
+    def sample_weights(self, num_samples: int, num_members: int, generator: torch.Generator) -> Tensor:
+        columns = [torch.randn(num_samples, generator=generator) for _ in range(num_members)]
+        return torch.stack(columns, dim=1)
+
+
+class DrawnTogether(Good):
+    """Draws the weights of all members at once."""
+
+    @hookimpl
+    def sample_weights(self, num_samples: int, num_members: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(num_samples, num_members, generator=generator)
+
+
+class GlobalWeights(Good):
+    """Draws weights from torch's global generator."""
+
+    @hookimpl
+    def sample_weights(self, num_samples: int, num_members: int) -> Tensor:
+        return torch.rand(num_samples, num_members)
+
+
+class FitsAtRandom(Good):
+    """Starts its search for the combiner's weights anywhere."""
+
+    @hookimpl
+    def fit_combiner(self, num_members: int) -> Tensor:
+        return torch.rand(num_members)
+
+
+class NegativeRate(Good):
+    """Learns backwards within an epoch."""
+
+    @hookimpl
+    def learning_rate(self, base: float, epoch: float) -> float:
+        return base if epoch == int(epoch) else -base
+
+
+class OnlyTheMainThread(Good):
+    """Computes something else in another thread."""
+
+    def separable(self) -> bool:
+        return True
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target) * (1 if threading.current_thread() is threading.main_thread() else 2)
+
+
+class CountsEpochs(Good):
+    """Counts epochs itself and forgets them when it is resumed."""
+
+    _epochs: int = PrivateAttr(0)
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        self._epochs += 1
+
+    @hookimpl
+    def learning_rate(self, base: float) -> float:
+        return base / (1 + self._epochs)
+
+
+class RefusesEverything(Good):
+    """Accepts no spec."""
+
+    def check_spec(self, spec: object) -> list[Problem]:
+        return [Problem("", "not today", "try tomorrow")]
+
+
+class Crashes(Good):
+    """Raises when it is asked for a loss."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        raise ZeroDivisionError("of all things")
+
+
+NEED_ANSWERS = {ANSWERS, FINITE, RIGHT, ONE_MEMBER, ORDER, SEPARABLE, NO_MEMORY, ENGINES, RESUMES}
+FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
+    (Undescribed, {DESCRIPTION}, ("no docstring", "Undescribed, ")),
+    (EndsLate, {DESCRIPTION}, ('"A first line that goes on"',)),
+    (BareParameter, {PARAMETERS}, ("strength", "description=")),
+    (ChangesItsValue, {ROUND_TRIP}, ("strength=2.0",)),
+    (Misspelt, {KNOWN_HOOKS}, ('no hook "membr_loss"', 'did you mean "member_loss"?')),
+    (NoFormula, {FORMULA}, ("formula =",)),
+    (WrongShape, {ANSWERS, FINITE, RIGHT, ONE_MEMBER, ORDER, ENGINES, RESUMES}, ("float32 of shape (4,)", "shape ()")),
+    (AlwaysFloat32, {ANSWERS, RIGHT, ONE_MEMBER}, ("float64 of shape (4,)", "got: float32")),
+    (ReadsBack, {ANSWERS}, ("meta", ".item()", "ReadsBack.member_loss")),
+    (OddMask, {ANSWERS}, ("a mask that broadcasts to (3, 4)", "int64 of shape (1, 4)", "OddMask.select_members")),
+    (SpreadRoot, {FINITE, ONE_MEMBER}, ("members with equal outputs", "SpreadRoot.ensemble_loss")),
+    (WrongGradient, {RIGHT}, ("central differences", "WrongGradient.member_loss")),
+    (TeachesNothing, {RIGHT}, ("zero everywhere", "TeachesNothing.member_loss")),
+    (DividesByTheOthers, {ONE_MEMBER}, ("M = 1", "max(num_members - 1, 1)", "DividesByTheOthers.member_loss")),
+    (FirstSampleOnly, {ORDER}, ("reverse order", "FirstSampleOnly.member_loss")),
+    (NotReallySeparable, {SEPARABLE, ENGINES}, ("add up to the whole", "NotReallySeparable.separable")),
+    (Rolls, {NO_MEMORY, RIGHT, ORDER}, ("the same answer", "Rolls.member_loss")),
+    (NegativeWeights, {WEIGHTS}, ("at least 0", "NegativeWeights.sample_weights")),
+    (DrawnTogether, {WEIGHTS}, ("for M = 2 than for M = 3", "DrawnTogether.sample_weights")),
+    (GlobalWeights, {WEIGHTS, ENGINES, RESUMES}, ("the same weights for the same seed",)),
+    (FitsAtRandom, {FITTED}, ("the same fit", "FitsAtRandom.fit_combiner")),
+    (NegativeRate, {LIFE_CYCLE}, ("at least 0 at epoch 0.5", "NegativeRate.learning_rate")),
+    (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
+    (CountsEpochs, {RESUMES}, ("taken up after epoch 2 of 4", "CountsEpochs.epoch_started")),
+    (RefusesEverything, NEED_ANSWERS, ("not today", "RefusesEverything.check_spec")),
+    (Crashes, NEED_ANSWERS - {SEPARABLE}, ("ZeroDivisionError: of all things", "member_loss(), ", "raise ZeroDiv")),
+]

@@ -1,0 +1,216 @@
+"""Models with one fault each, and the checks that must find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ensemblekit import Model, Problem, Spec
+
+ACCEPTED = "it builds networks for the inputs that it accepts"
+SHAPES = "outputs have the right shape and are finite"
+SEEDS = "weights come from the seed and differ between members"
+LEARNS = "every parameter learns"
+EVALUATION = "evaluation is repeatable and changes nothing"
+INDEPENDENT = "a sample's output does not depend on the others"
+SAVED = "saved weights give the same network"
+KNOWN_WAYS = "it declares only known ways of running"
+
+
+def works(way: str) -> str:
+    return f"{way} works as declared"
+
+
+WAYS = {works(way) for way in ("vmap", "channels_last", "autocast", "meta", "export")}
+
+
+class _Net(nn.Module):
+    """One linear layer, between what a faulty model does before and after it."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(torch.Size(input_shape).numel(), num_outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs.flatten(1))
+
+
+class GoodModel(Model):
+    """One linear layer for any input."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        return _Net(input_shape, num_outputs)
+
+
+class ImagesOnly(Model):
+    """Takes images and does not say so."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        channels, _, _ = input_shape
+        return nn.Sequential(nn.Conv2d(channels, num_outputs, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class TakesNothing(GoodModel):
+    """Refuses every input."""
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        yield Problem("", "no input is good enough", "")
+
+
+class Infinite(GoodModel):
+    """Divides by zero."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                outputs = super().forward(inputs)
+                return torch.where(torch.arange(outputs.shape[1], device=outputs.device) == 0, torch.inf, outputs)
+
+        return Network(input_shape, num_outputs)
+
+
+class SeedsItself(GoodModel):
+    """Seeds torch in build, so that all members are equal."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        torch.default_generator.manual_seed(0)
+        return _Net(input_shape, num_outputs)
+
+
+class Counting(GoodModel):
+    """Builds other networks at every call."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        network = _Net(input_shape, num_outputs)
+        with torch.no_grad():
+            network.linear.bias.copy_(torch.rand(num_outputs, generator=torch.Generator().manual_seed(id(network))))
+        return network
+
+
+class Unused(GoodModel):
+    """Has a layer that nothing goes through."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        network = _Net(input_shape, num_outputs)
+        network.forgotten = nn.Linear(2, 2)
+        return network
+
+
+class CountsInEvaluation(GoodModel):
+    """Updates a statistic in evaluation."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def __init__(self) -> None:
+                super().__init__(input_shape, num_outputs)
+                self.register_buffer("passes", torch.zeros(()))
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                if not self.training and not torch.compiler.is_exporting():
+                    self.passes.add_(1)
+                return super().forward(inputs)
+
+        return Network()
+
+
+class CentresTheBatch(GoodModel):
+    """Subtracts the batch's mean, in evaluation too."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs - inputs.mean(dim=0))
+
+        return Network(input_shape, num_outputs)
+
+
+class KeepsAScaleAside(GoodModel):
+    """Has a random scale that no checkpoint keeps."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def __init__(self) -> None:
+                super().__init__(input_shape, num_outputs)
+                self.scale = float(torch.rand(()))
+
+            def forward(self, inputs: Tensor) -> Tensor:
+                return self.scale * super().forward(inputs)
+
+        return Network()
+
+
+class OddDeclaration(GoodModel):
+    """Declares a way that there is not."""
+
+    def unsupported(self) -> dict[str, str]:
+        return {"vmaps": "misspelt"}
+
+
+class NeedlessDeclaration(GoodModel):
+    """Declares as unsupported what works."""
+
+    def unsupported(self) -> dict[str, str]:
+        return {"vmap": "nobody ever tried", "export": "nor this"}
+
+
+class Branches(GoodModel):
+    """Reads a value back, which only plain tensors have."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                outputs = super().forward(inputs)
+                return outputs if float(outputs.detach().sum()) > -1e9 else -outputs
+
+        return Network(input_shape, num_outputs)
+
+    def unsupported(self) -> dict[str, str]:
+        return {"meta": "it reads a value"}
+
+
+class FixedDtype(GoodModel):
+    """Mixes its outputs with a tensor of the inputs' dtype, which bfloat16 is not."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                outputs = super().forward(inputs)
+                return torch.lerp(inputs.new_zeros(outputs.shape), outputs, 0.5)
+
+        return Network(input_shape, num_outputs)
+
+
+class Layout(GoodModel):
+    """Reads images in the order of their memory."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs.as_strided((len(inputs), inputs[0].numel()), (inputs[0].numel(), 1)))
+
+        return Network(input_shape, num_outputs)
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if spec.data.info is not None and spec.data.info.input_shape[0] != 3:
+            yield Problem("", "three channels only", "")
+
+
+ALL = {SHAPES, SEEDS, LEARNS, EVALUATION, INDEPENDENT, SAVED} | WAYS
+FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
+    (ImagesOnly, {ACCEPTED}, ("inputs of shape (7,)", "check_spec", "ImagesOnly.build")),
+    (TakesNothing, ALL, ("no input is good enough",)),
+    (Infinite, {SHAPES}, ("finite outputs", "Infinite.build")),
+    (SeedsItself, {SEEDS}, ("other weights for another member", "SeedsItself.build")),
+    (Counting, {SEEDS}, ("the same weights for the same seed", "linear.bias")),
+    (Unused, {LEARNS}, ("forgotten.weight", "requires_grad = False")),
+    (CountsInEvaluation, {EVALUATION}, ("passes", "only if self.training")),
+    (CentresTheBatch, {INDEPENDENT}, ("one by one", "nn.BatchNorm")),
+    (KeepsAScaleAside, {SAVED, works("vmap")}, ("state dict", "persistent buffers")),
+    (OddDeclaration, {KNOWN_WAYS}, ('"vmaps"', "OddDeclaration.unsupported")),
+    (NeedlessDeclaration, {works("vmap"), works("export")}, ("nobody ever tried", "NeedlessDeclaration.unsupported")),
+    (Branches, {works("vmap"), works("export")}, ("declares nothing else", "Branches.build")),
+    (FixedDtype, {works("autocast")}, ("RuntimeError", "FixedDtype.build")),
+    (Layout, {works("channels_last")}, ("OtherNumbers", "Layout.build")),
+]

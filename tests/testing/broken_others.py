@@ -1,0 +1,286 @@
+"""Data sets, extensions and losses with one fault each, and the checks that must find it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.request import urlopen
+
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from ensemblekit import DataError, DataInfo, Dataset, Extension, Loss, Splits, generator, hookimpl
+
+OFFLINE = "without network and files it loads, or says where files go"
+VALID = "its samples and targets are valid"
+DECLARED = "what it declares is what it loads"
+DISJOINT = "its parts have no samples in common"
+STABLE = "the same seed gives the same samples in the same order"
+LIMITS = "limits are respected"
+LOADED = {VALID, DECLARED, DISJOINT, STABLE, LIMITS}
+
+
+def blobs(seed: int, count: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 4, generator=generator(seed, count)), torch.arange(count) % 3
+
+
+class GoodData(Dataset):
+    """Random numbers of three classes."""
+
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo("classification", (4,), 3)
+
+    def load(self, seed: int) -> Splits:
+        return Splits(blobs(seed, 60), blobs(seed, 30), self.info, classes=("a", "b", "c"))
+
+
+class Downloads(GoodData):
+    """Lets the error of a failed download through."""
+
+    def load(self, seed: int) -> Splits:
+        urlopen("http://example.invalid/data")
+        return super().load(seed)
+
+
+class _InACache(GoodData):
+    """Has files in the cache."""
+
+    def places(self) -> Sequence[Path]:
+        return (Path(os.environ["ENSEMBLEKIT_DATA"], "blobs.bin"),)
+
+
+class SaysNotWhere(_InACache):
+    """Does not say where its file goes."""
+
+    def load(self, seed: int) -> Splits:
+        raise DataError("blobs are missing", fix="find them")
+
+
+class SaysNotHow(_InACache):
+    """Does not say what to do."""
+
+    def load(self, seed: int) -> Splits:
+        raise DataError("blobs are missing", str(self.places()[0]))
+
+
+class LeavesAPart(_InACache):
+    """Leaves half a download behind."""
+
+    def load(self, seed: int) -> Splits:
+        file = self.places()[0]
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"half")
+        raise DataError("the download failed", str(file), "put it there")
+
+
+class NotANumber(GoodData):
+    """Has a hole in its data."""
+
+    def load(self, seed: int) -> Splits:
+        inputs, targets = blobs(seed, 60)
+        inputs[3, 1] = torch.nan
+        return Splits((inputs, targets), blobs(seed, 30), self.info)
+
+
+class OutOfRange(GoodData):
+    """Numbers its classes from one."""
+
+    def load(self, seed: int) -> Splits:
+        inputs, targets = blobs(seed, 60)
+        return Splits((inputs, targets + 1), blobs(seed, 30), self.info)
+
+
+class TooFewNames(GoodData):
+    """Names two of three classes."""
+
+    def load(self, seed: int) -> Splits:
+        return Splits(blobs(seed, 60), blobs(seed, 30), self.info, classes=("a", "b"))
+
+
+class DeclaresOtherwise(GoodData):
+    """Declares four classes and loads three."""
+
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo("classification", (4,), 4)
+
+    def load(self, seed: int) -> Splits:
+        return Splits(blobs(seed, 60), blobs(seed, 30), DataInfo("classification", (4,), 3))
+
+
+class TestsOnTraining(GoodData):
+    """Tests on samples that it trains on, in another order."""
+
+    def load(self, seed: int) -> Splits:
+        inputs, targets = blobs(seed, 60)
+        return Splits((inputs, targets), (inputs.flip(0)[:20].clone(), targets.flip(0)[:20].clone()), self.info)
+
+
+class SameMemory(GoodData):
+    """Gives the training data for both."""
+
+    def load(self, seed: int) -> Splits:
+        part = blobs(seed, 60)
+        return Splits(part, (part[0], part[1]), self.info)
+
+
+class IgnoresTheSeed(GoodData):
+    """Draws from torch's global generator."""
+
+    def load(self, seed: int) -> Splits:
+        return Splits((torch.randn(60, 4), torch.arange(60) % 3), blobs(seed, 30), self.info)
+
+
+class _Shuffling(TorchDataset[Any]):
+    targets = torch.zeros(60, dtype=torch.int64)
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.reads += 1
+        return torch.full((4,), float(self.reads)), 0
+
+
+class AnotherEveryTime(GoodData):
+    """Gives another sample whenever one is read."""
+
+    storage: Literal["stream"] = Field("stream", description="how it is read")
+
+    def load(self, seed: int) -> Splits:
+        return Splits(_Shuffling(), blobs(seed, 30), self.info)
+
+
+class LimitsItself(GoodData):
+    """Applies the limit before the validation part is cut."""
+
+    def load(self, seed: int) -> Splits:
+        inputs, targets = blobs(seed, 60)
+        return Splits((inputs[: self.limit_train], targets[: self.limit_train]), blobs(seed, 30), self.info)
+
+
+WATCHES = "it only watches what is minimised"
+FINISHES = "a run with it finishes, and can be resumed"
+
+
+class GoodExtension(Extension):
+    """Looks at the metrics."""
+
+    @hookimpl
+    def epoch_finished(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        assert metrics["epoch"] == epoch
+
+
+class ChangesTheLoss(Extension):
+    """Is a method in disguise."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor) -> Tensor:
+        return outputs.square().sum(dim=-1)
+
+
+class WantsAMetric(GoodExtension):
+    """Wants a metric that there is not."""
+
+    @hookimpl
+    def run_finished(self, metrics: Mapping[str, Any]) -> None:
+        print(metrics["beauty"])
+
+
+class FirstEpochOnly(GoodExtension):
+    """Cannot be resumed, since it is prepared in the first epoch."""
+
+    _seen: Any = PrivateAttr(None)
+
+    @hookimpl
+    def epoch_started(self, epoch: int) -> None:
+        if epoch == 1:
+            self._seen = []
+        self._seen.append(epoch)
+
+
+PER_SAMPLE = "it is per sample, of any dtype and device"
+ALONE = "a sample's loss does not depend on the others"
+GRADIENTS = "its gradients are right and finite"
+SECOND = "its second derivative is what it declares"
+PROBABILITIES = "its probabilities sum to one"
+
+
+class GoodLoss(Loss):
+    """The squared logit of the true class's complement."""
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (1 - outputs.softmax(dim=-1)).square().gather(-1, target.expand(outputs.shape[:-1])[..., None])[..., 0]
+
+
+class Reduced(GoodLoss):
+    """Averages over the batch."""
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return super().per_sample(outputs, target).mean(dim=-1)
+
+
+class Centred(GoodLoss):
+    """Subtracts the batch's mean."""
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        losses = super().per_sample(outputs, target)
+        return losses - losses.mean(dim=-1, keepdim=True) / 2
+
+
+class RootAtZero(GoodLoss):
+    """Has no gradient where it is zero."""
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return super().per_sample(outputs, target) + (0 * outputs).square().sum(dim=-1).sqrt()
+
+    def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
+        return GoodLoss().quadratic_form(at, target, direction)
+
+
+class WrongCurvature(GoodLoss):
+    """Declares another second derivative."""
+
+    def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
+        return direction.square().sum(dim=-1)
+
+
+class NoProbabilities(GoodLoss):
+    """Gives logits for probabilities."""
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+
+FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
+    (Downloads, {OFFLINE} | LOADED, ("URLError", "no network in a check", "Downloads.load")),
+    (SaysNotWhere, {OFFLINE}, ("blobs.bin", "self.places()")),
+    (SaysNotHow, {OFFLINE}, ("a DataError that says what to do",)),
+    (LeavesAPart, {OFFLINE}, ("no files after a failed download", "blobs.bin", "LeavesAPart.load")),
+    (NotANumber, {VALID, DECLARED, STABLE, LIMITS}, ("not a finite number", "sample 3", "NotANumber.load")),
+    (OutOfRange, {VALID, DECLARED, STABLE, LIMITS}, ("class indices from 0 to 2, got 3",)),
+    (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
+    (DeclaresOtherwise, {DECLARED}, ("num_outputs=4", "num_outputs=3", "DeclaresOtherwise.info")),
+    (TestsOnTraining, {DISJOINT}, ("other samples in test than in train", "100% of its samples")),
+    (SameMemory, {DISJOINT}, ("in the same memory",)),
+    (IgnoresTheSeed, {STABLE}, ("loaded again with the same seed", "IgnoresTheSeed.load")),
+    (AnotherEveryTime, {STABLE}, ("in whatever order samples are read", "AnotherEveryTime.load")),
+    (LimitsItself, {LIMITS}, ("27 samples with limit_train = 27", "24 samples", "LimitsItself.load")),
+    (ChangesTheLoss, {WATCHES}, ("member_loss", "ensemblekit.Method")),
+    (WantsAMetric, {FINISHES}, ("KeyError: 'beauty'", "run_finished(), ")),
+    (FirstEpochOnly, {FINISHES}, ("AttributeError: 'NoneType'", "epoch_started(), ", "self._seen.append(epoch)")),
+    (Reduced, {PER_SAMPLE, ALONE}, ("float32 of shape (2, 4)", "shape (2,)", "Reduced.per_sample")),
+    (Centred, {ALONE}, ("one by one", "Centred.per_sample")),
+    (RootAtZero, {GRADIENTS}, ("finite gradients", "RootAtZero.per_sample")),
+    (WrongCurvature, {SECOND}, ("second derivative along a direction", "WrongCurvature.quadratic_form")),
+    (NoProbabilities, {PROBABILITIES}, ("sum to 1", "NoProbabilities.probabilities")),
+]
+GOOD = (GoodData, GoodExtension, GoodLoss)
