@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-CHUNK_BYTES = 2**19
+CHUNK_BYTES = 2**18
 """How much of a batch a member takes at a time: so little that what is between its layers stays in the cache."""
 FEWEST_SAMPLES = 8
 _BATCH_NORMS = {

@@ -23,6 +23,9 @@ from ensemblekit.plugin import DataInfo, Plugin
 if TYPE_CHECKING:
     from ensemblekit.spec import Spec
 
+FEW_CLASSES = 32
+"""Over fewer, a softmax is several times as fast where the samples, and not the classes, are neighbours in memory."""
+
 
 class Loss(Plugin):
     """A per-sample loss: implement `per_sample`, and `prepare` if targets need another form than class indices."""
@@ -155,7 +158,9 @@ class CrossEntropy(Loss):
     formula = "l(z, y) = - sum_c y_c log softmax(z)_c"
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return -pick(outputs.log_softmax(dim=-1), target)
+        if outputs.shape[-1] >= FEW_CLASSES:
+            return -pick(outputs.log_softmax(dim=-1), target)
+        return -pick(outputs.transpose(-1, -2).log_softmax(dim=-2).transpose(-1, -2), target)
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         # dᵀ(diag(q) - qqᵀ)d is the variance of d under q, written so that it cannot turn negative

@@ -54,7 +54,7 @@ class Optimizer(Section):
 @cache
 def optimizer_classes() -> dict[str, type]:
     """Every optimizer a spec can name, by that name."""
-    from adabelief_pytorch import AdaBelief
+    from ensemblekit.adabelief import LeanAdaBelief
 
     classes = {
         name.lower(): value
@@ -64,7 +64,7 @@ def optimizer_classes() -> dict[str, type]:
         and value is not torch.optim.Optimizer
         and name not in _UNSUPPORTED
     }
-    return {"adabelief": AdaBelief, **classes}
+    return {"adabelief": LeanAdaBelief, **classes}
 
 
 @cache

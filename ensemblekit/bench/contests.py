@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 import torch
+from adabelief_pytorch import AdaBelief
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -24,6 +25,7 @@ from ensemblekit.engines import ENGINES, Slot, unsupported
 from ensemblekit.engines.auto import measure_engines
 from ensemblekit.ensemble import Ensemble
 from ensemblekit.given import data_from_datasets
+from ensemblekit.optimizers import Optimizer, optimizer_classes
 from ensemblekit.seeding import generator
 
 NAIVE = "naive"
@@ -109,7 +111,15 @@ def naive_loop(workload: Workload, slots: list[Slot]) -> NaiveLoop:
     for slot in slots:
         slot.network.train(not slot.frozen).requires_grad_(not slot.frozen)
     networks = [slot.network for slot in slots]
-    return NaiveLoop(networks, NAIVE_LOSSES[workload.naive], workload.run_spec.optimizer.build)
+    return NaiveLoop(networks, NAIVE_LOSSES[workload.naive], partial(published_optimizer, workload.run_spec.optimizer))
+
+
+def published_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """The optimizer as its package has it and one would write it, not as engines build it."""
+    optimizer_class = AdaBelief if optimizer.name == "adabelief" else optimizer_classes()[optimizer.name]
+    with redirect_stdout(None):  # AdaBelief prints its settings
+        built: torch.optim.Optimizer = optimizer_class(parameters, **optimizer.model_dump(exclude={"name"}))
+    return built
 
 
 def inference_contest(workload: Workload, device: torch.device) -> Contest:

@@ -33,11 +33,11 @@ class PeakMemory:
     """How much more that is than what it held before the first step, with members and data in place."""
 
 
-def peak_memory(workload: Workload, contestant: str) -> PeakMemory:
-    """What one contestant needs for a few steps, measured in a process of its own; the CPU's memory only."""
+def peak_memory(workload: Workload, contestant: str, steps: int = 1) -> PeakMemory:
+    """What one contestant needs for a few rounds of steps, measured in a process of its own; the CPU's memory only."""
     child = subprocess.run(
         [sys.executable, "-m", __spec__.name if __spec__ else __name__, contestant],
-        input=json.dumps(replace(workload, steps=1).to_table()),
+        input=json.dumps(replace(workload, steps=steps).to_table()),
         capture_output=True,
         text=True,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import ClassVar
 
 import torch
@@ -100,11 +101,13 @@ class _Elementwise(_Part):
     stacks = False
 
     def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
+        # Not in place: that would overwrite the batch itself, and for the views that layers give to each other here
+        # the gradient would be copied back and forth.
+        self.layer = copy(layer)
+        vars(self.layer)["inplace"] = False
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
-        # the batch itself is not to be overwritten, which a layer that works in place would do
-        outputs: Tensor = self.layer(inputs.clone() if shared else inputs)
+        outputs: Tensor = self.layer(inputs)
         return outputs
 
 
@@ -154,10 +157,28 @@ class _BatchNorm(_Part):
             count.add_(1)
         num_members, _, num_channels = inputs.shape[:3]
         if inputs.ndim == 3:  # a batch of vectors as one row of pixels in each channel
-            outputs = self._normalised(tensors, inputs.transpose(1, 2).flatten(0, 1).unsqueeze(0))
+            rows = inputs.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+            learning = self.layer.training and rows.shape[2] > 1
+            outputs = self._normalised_rows(tensors, rows) if learning else self._normalised(tensors, rows)
             return outputs.view(num_members, num_channels, -1).transpose(1, 2)
         outputs = self._normalised(tensors, inputs.transpose(0, 1).flatten(1, 2))
         return outputs.unflatten(1, (num_members, num_channels)).transpose(0, 1)
+
+    def _normalised_rows(self, tensors: Tensors, rows: Tensor) -> Tensor:
+        """The same in training for (1, K * C, B), as a group norm of one channel each: that is twice as fast."""
+        mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
+        _, num_channels, batch = rows.shape
+        eps, momentum = self.layer.eps, self.layer.momentum
+        outputs, means, inverse_deviations = torch.native_group_norm(
+            rows, weight, bias, 1, num_channels, batch, num_channels, eps
+        )
+        assert mean is not None
+        assert variance is not None
+        assert momentum is not None
+        variances = inverse_deviations.detach().view(-1).pow(-2).sub_(eps)
+        mean.lerp_(means.detach().view(-1), momentum)
+        variance.lerp_(variances.mul_(batch / (batch - 1)), momentum)
+        return outputs
 
     def _normalised(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
