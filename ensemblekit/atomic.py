@@ -33,9 +33,12 @@ def replacing(*targets: Path) -> Iterator[list[Path]]:
     ):
         staged = [Path(staging, target.name) for target in targets]
         yield staged
-        for file, target in zip(staged, targets, strict=True):
+        for file, target in zip(staged[:-1], targets[:-1], strict=True):
             os.replace(file, target)
-            sync(directory)
+        if len(targets) > 1:
+            sync(directory)  # the last one vouches for the others, so they are on the disk before it
+        os.replace(staged[-1], targets[-1])
+        sync(directory)
 
 
 @contextmanager

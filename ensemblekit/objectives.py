@@ -6,6 +6,7 @@ This file is not called `objective.py` because ``ensemblekit.objective`` is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Objective:
         self.loss = loss
         self.hooks = hook_manager([*methods, *extensions])
 
-    @property
+    @cached_property
     def separable(self) -> bool:
         """Whether every member's part depends on its own outputs alone; then `__call__` takes them in pieces."""
         coupling = {"member_loss", "ensemble_loss", "select_members"}

@@ -280,7 +280,7 @@ def test_one_flipped_bit_of_the_weights_is_a_checksum_mismatch(run):
         run.read_model()
 
 
-def test_every_file_is_on_the_disk_before_its_name_is_and_the_name_before_the_next_file(run, monkeypatch):
+def test_every_file_is_on_the_disk_before_its_name_is_and_all_names_before_the_last_one_that_vouches_for_them(run, monkeypatch):
     log: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -291,7 +291,7 @@ def test_every_file_is_on_the_disk_before_its_name_is_and_the_name_before_the_ne
     def logged_replace(source: Path, target: Path) -> None:
         assert ("sync", source.stat().st_ino) in log
         replace(source, target)
-        log.append(("rename", target.parent.stat().st_ino))
+        log.append((target.name, target.parent.stat().st_ino))
 
     monkeypatch.setattr(atomic.os, "fsync", logged_fsync)
     monkeypatch.setattr(atomic.os, "replace", logged_replace)
@@ -299,10 +299,16 @@ def test_every_file_is_on_the_disk_before_its_name_is_and_the_name_before_the_ne
     run.write_model(*model(1))
     run.write_result({})
     run.append_metrics({"epoch": 1})
-    renames = [index for index, (what, _) in enumerate(log) if what == "rename"]
-    assert len(renames) == 3 + 2 + 1
-    for index in renames:
+    whats = [what for what, _ in log]
+    for last in ("epoch-000001.manifest.json", "model.json", "result.json"):
+        index = whats.index(last)
         assert log[index + 1] == ("sync", log[index][1])
+        if last != "result.json":
+            assert log[index - 1] == ("sync", log[index][1])
+    others = ("epoch-000001.safetensors", "epoch-000001.json", "model.safetensors")
+    assert [name for name in whats if name in others] == list(others)
+    assert whats.index(others[1]) < whats.index("epoch-000001.manifest.json")
+    assert whats.index(others[2]) < whats.index("model.json")
     assert log[-1] == ("sync", (run.path / "metrics.jsonl").stat().st_ino)
 
 
