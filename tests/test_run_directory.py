@@ -280,7 +280,7 @@ def test_one_flipped_bit_of_the_weights_is_a_checksum_mismatch(run):
         run.read_model()
 
 
-def test_every_file_is_on_the_disk_before_its_name_is_and_all_names_before_the_last_one_that_vouches_for_them(run, monkeypatch):
+def test_every_file_is_on_the_disk_before_its_name_and_the_names_before_the_one_that_vouches_for_them(run, monkeypatch):
     log: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
 
