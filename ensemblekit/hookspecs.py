@@ -7,6 +7,7 @@ M members, B samples in the batch, C outputs per sample, N samples in the traini
 (M, B, C) → (M, B) and (B, C) → (B,).
 
 The objective is the mean over the batch of  ensemble_loss + Σ_m select · weight · member_loss.
+With `second_inputs`, a step minimises its sum over two passes.
 
 Hooks of the objective are pure functions of tensors: same device and dtype as `outputs`, no ``.item()``,
 no randomness but from a given generator. What changes the ensemble is a life-cycle hook.
@@ -74,6 +75,18 @@ def member_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, n
 @hookspec(firstresult=True)
 def ensemble_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
     """What the ensemble as a whole pays on each sample, → (B,). Called in every step. Default: nothing (None)."""
+
+
+@hookspec(firstresult=True)
+def second_inputs(inputs: Tensor, gradient: Tensor) -> Tensor | None:
+    """Inputs near those of the batch that a member learns from as well, (…, B, *input_shape) → the same shape.
+
+    Called in every step between its two passes, with `gradient` = d objective / d inputs of one member, or of K
+    members at once with a leading K: answer element by element. The step's objective is that of the outputs for
+    `inputs` plus that of the outputs for the answers, each member's its own; no gradient flows through how they were
+    made. A member that no longer learns gets `inputs` in both passes. Default: there is no second pass; a method that
+    implements the hook must answer.
+    """
 
 
 # Answers of several methods to sample_weights and to select_members are multiplied.

@@ -69,10 +69,15 @@ def noise_layers(network: nn.Module) -> list[Noise]:
     return [layer for layer in network.modules() if isinstance(layer, Noise)]
 
 
-def set_noise_step(layers: Iterable[Noise], step: int) -> None:
+def first_call(step: int, second_pass: bool = False) -> int:
+    """The number of a layer's first call in a step of training; the second pass has half of the step's calls."""
+    return step * CALLS_PER_STEP + (CALLS_PER_STEP // 2 if second_pass else 0)
+
+
+def set_noise_step(layers: Iterable[Noise], step: int, second_pass: bool = False) -> None:
     """Let layers draw the numbers of this step of training; without it, they go on from call to call."""
     for layer in layers:
-        layer.noise_step.fill_(step * CALLS_PER_STEP)
+        layer.noise_step.fill_(first_call(step, second_pass))
 
 
 def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size) -> Tensor:

@@ -44,6 +44,18 @@ class Objective:
         return all(method.needs_frozen_members for method in self.methods)
 
     @property
+    def has_second_pass(self) -> bool:
+        """Whether members also learn from inputs that are made from those of the batch."""
+        return bool(self.hooks.hook.second_inputs.get_hookimpls())
+
+    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        """What the second pass starts from, of the shape of both arguments: (B, …), or (K, B, …) for K members."""
+        arguments = {"inputs": inputs, "gradient": gradient}
+        answer = self.hooks.hook.second_inputs(**arguments)
+        self._check_tensor("second_inputs", answer, tuple(inputs.shape), inputs, arguments)
+        return answer.detach()
+
+    @property
     def fits_combiner(self) -> bool:
         """Whether held-out data decides how outputs are combined."""
         return bool(self.hooks.hook.fit_combiner.get_hookimpls())
@@ -179,7 +191,9 @@ class Objective:
         self, hook: str, arguments: dict[str, Any], is_right: Callable[[object], bool], expected: str
     ) -> PluginError:
         """The error that names the plugin whose answer was wrong, found by asking each by itself."""
-        name, answer = next((name, answer) for name, answer in self._answers(hook, arguments) if not is_right(answer))
+        wrong = ((name, answer) for name, answer in self._answers(hook, arguments) if not is_right(answer))
+        nobody = getattr(self.hooks.hook, hook).get_hookimpls()[-1].plugin_name, None  # if none has answered
+        name, answer = next(wrong, nobody)
         return _contract_broken(name, hook, expected, answer)
 
     def _answers(self, hook: str, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:

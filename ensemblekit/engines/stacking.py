@@ -47,8 +47,8 @@ class StackedNetwork:
             else:
                 self.layers.append(_Vmapped(name, layer))
 
-    def __call__(self, tensors: Tensors, inputs: Tensor) -> Tensor:
-        shared = True
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool = True) -> Tensor:
+        """Outputs (K, B, C) for inputs (B, …), or if they are not shared for each member's own, (K, B, …)."""
         for layer in self.layers:
             inputs = layer(tensors, inputs, shared)
             shared = shared and not layer.stacks

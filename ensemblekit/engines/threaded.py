@@ -51,6 +51,8 @@ class ThreadedEngine(SequentialEngine):
         if self.objective.separable:
             arranged = Batch(self._arranged(batch.inputs), batch.targets, batch.index)
             return super().train_step(arranged, weights, learning_rate, step)
+        if self.has_second_pass:
+            return super().train_step(batch, weights, learning_rate, step)
         leaf = self.forward(batch.inputs, step).requires_grad_()
         with one_thread():
             value = self.objective(leaf, batch.targets, weights)
@@ -81,10 +83,10 @@ class FoldingRunner(MemberRunner):
         self.channels_last = channels_last
         self.ready: ReadyMember | None = None
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
+    def forward(self, inputs: Tensor, step: int, second_pass: bool = False) -> Tensor:
         if not self.slot.frozen:
             self.ready = None
-        return super().forward(inputs, step)
+        return super().forward(inputs, step, second_pass)
 
     def predict(self, inputs: Tensor) -> Tensor:
         if self.engine.settings.compile:
