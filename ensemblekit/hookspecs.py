@@ -118,6 +118,18 @@ def members_at_start(num_members: int) -> int | None:
 
 
 @hookspec(firstresult=True)
+def passes(num_members: int) -> int | None:
+    """How many passes each network makes in a prediction, S, each with random numbers of its own.
+
+    Called once per run and when its ensemble is loaded; `num_members` is what the spec asks for. The numbers of a pass
+    are alike for all samples. The outputs of all passes count as those of S · M members, those of the first pass
+    first. `combine` gets the M outputs of each pass, and the mean of its answers is the ensemble's output;
+    `fit_combiner` gets the means over the passes. Training is not concerned. The last listed method that answers wins.
+    Default: one pass without any random numbers (None).
+    """
+
+
+@hookspec(firstresult=True)
 def learning_rate(base: float, epoch: float, num_epochs: int) -> float | None:
     """The learning rate after `epoch` (0 ≤ epoch < num_epochs, with fractions) epochs of training.
 

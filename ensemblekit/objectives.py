@@ -72,8 +72,17 @@ class Objective:
             raise NumericError(f'plugin "{name}": hook "fit_combiner" returned a value that is not finite')
         return fitted
 
-    def combine(self, outputs: Tensor, fitted: Tensor | None = None) -> Tensor:
-        """The ensemble's output (B, C) from the members' outputs (M, B, C)."""
+    def passes(self, num_members: int) -> int | None:
+        """How many noisy passes each of so many networks makes in predictions; None: one, without noise."""
+        name, passes = next(self._answers("passes", {"num_members": num_members}), ("", None))
+        if passes is not None and (not isinstance(passes, int) or isinstance(passes, bool) or passes < 1):
+            raise _contract_broken(name, "passes", "a whole number of at least 1", passes)
+        return passes
+
+    def combine(self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1) -> Tensor:
+        """The ensemble's output (B, C) from the members' outputs (M, B, C), or from those of several passes in turn."""
+        if passes > 1:
+            return torch.stack([self.combine(own, fitted) for own in outputs.chunk(passes)]).mean(dim=0)
         arguments = {"outputs": outputs, "num_members": len(outputs), "fitted": fitted}
         combined = self.hooks.hook.combine(**arguments)
         self._check_tensor("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
@@ -226,6 +235,8 @@ def _check_weights(weights: Tensor, shape: tuple[int, int]) -> None:
 
 
 def _form(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"

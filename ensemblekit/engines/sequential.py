@@ -11,7 +11,7 @@ from torch import Tensor
 from ensemblekit.data import Batch
 from ensemblekit.engines.base import Engine, Settings, Slot, added, at_least_float32, sent_back
 from ensemblekit.engines.flat import Parameters, clipped
-from ensemblekit.noise import noise_layers, set_noise_step
+from ensemblekit.noise import noise_layers, noise_of_pass, set_noise_step
 from ensemblekit.objectives import Objective
 
 
@@ -91,10 +91,10 @@ class MemberRunner:
         self.gradients = ()
         self.slot.steps += 1
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs (B, C) in evaluation."""
+    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        """Outputs (B, C) in evaluation, in one of the noisy passes or without noise."""
         self.network.eval()
-        with torch.no_grad(), self.engine.autocast():
+        with torch.no_grad(), self.engine.autocast(), noise_of_pass(self.network, number):
             return at_least_float32(self.call(inputs))
 
     def train_apart(
@@ -149,8 +149,8 @@ class SequentialEngine(Engine):
     def update(self, learning_rate: float) -> None:
         self.each(lambda runner, _: runner.update(learning_rate), self.running)
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        return torch.stack(self.each(lambda runner, _: runner.predict(inputs), self.slots))
+    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        return torch.stack(self.each(lambda runner, _: runner.predict(inputs, number), self.slots))
 
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int

@@ -25,7 +25,7 @@ from ensemblekit.engines.base import (
 )
 from ensemblekit.engines.flat import Parameters, clipped
 from ensemblekit.engines.stacking import StackedNetwork
-from ensemblekit.noise import Noise, first_call
+from ensemblekit.noise import Noise, first_call, first_call_of_pass, noise_of_pass
 from ensemblekit.objectives import Objective
 
 
@@ -136,11 +136,15 @@ class Cohort:
         for slot in self.slots:
             slot.steps += 1
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs (K, B, C) in evaluation."""
+    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        """Outputs (K, B, C) in evaluation, in one of the noisy passes or without noise."""
         self.skeleton.eval()
-        with torch.no_grad(), self.engine.autocast():
-            return at_least_float32(self.call(self.tensors, inputs))
+        tensors = self.tensors
+        if number is not None:
+            first = first_call_of_pass(number)
+            tensors = tensors | {name: torch.full_like(tensors[name], first) for name in self.noise_steps}
+        with torch.no_grad(), self.engine.autocast(), noise_of_pass(self.skeleton, number):
+            return at_least_float32(self.call(tensors, inputs))
 
     def store_optimizer_state(self) -> None:
         if self.frozen:
@@ -200,8 +204,8 @@ class StackedEngine(Engine):
         for cohort in self.cohorts:
             cohort.update(learning_rate)
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        return self._in_order(self.cohorts, [cohort.predict(inputs) for cohort in self.cohorts], self.slots)
+    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        return self._in_order(self.cohorts, [cohort.predict(inputs, number) for cohort in self.cohorts], self.slots)
 
     def store_optimizer_state(self) -> None:
         for cohort in self.cohorts:

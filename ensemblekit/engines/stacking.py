@@ -175,9 +175,11 @@ class _Dropout(_Part):
         key, step = tensors[self.key], tensors[self.step]
         if shared:
             inputs = inputs.expand(len(key), *inputs.shape)
-        if not self.layer.training or self.layer.p == 0:
+        if not self.layer.draws or self.layer.p == 0:
             return inputs
-        numbers = uniform_numbers(key, step, inputs.shape[1:])
+        alike = self.layer.in_pass  # for all samples
+        numbers = uniform_numbers(key, step, inputs.shape[2 if alike else 1 :])
+        numbers = numbers.unsqueeze(1) if alike else numbers
         step.add_(1)
         return torch.where(numbers >= self.layer.p, inputs / (1 - self.layer.p), 0)
 
