@@ -32,6 +32,9 @@ class Noise(nn.Module):
         super().__init__()
         self.register_buffer("noise_key", torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("noise_step", torch.zeros((), dtype=torch.int64), persistent=False)
+        # Counted by Python: a step that changed in place would be wrong in a compiled network, whose backward pass may
+        # draw the numbers of the forward pass again.
+        self.calls = 0
 
     @property
     def draws(self) -> bool:
@@ -43,9 +46,9 @@ class Noise(nn.Module):
 
         In a pass of a prediction they are alike for all samples, so that a sample's outputs depend on no other.
         """
-        numbers = uniform_numbers(self.noise_key, self.noise_step, shape[1:] if self.in_pass else shape)
-        self.noise_step.add_(1)
-        return numbers.expand(shape)
+        step = self.noise_step + self.calls
+        self.calls += 1
+        return uniform_numbers(self.noise_key, step, shape[1:] if self.in_pass else shape).expand(shape)
 
 
 class Dropout(Noise):
@@ -72,6 +75,7 @@ def with_own_noise(network: nn.Module, seed: int, member: int) -> nn.Module:
                 setattr(parent, name, Dropout(child.p))
     for index, layer in enumerate(noise_layers(network)):
         layer.noise_key.fill_(derive_seed(seed, "noise", member, index))
+        layer.calls = 0
     return network
 
 
@@ -89,6 +93,7 @@ def set_noise_step(layers: Iterable[Noise], step: int, second_pass: bool = False
     """Let layers draw the numbers of this step of training; without it, they go on from call to call."""
     for layer in layers:
         layer.noise_step.fill_(first_call(step, second_pass))
+        layer.calls = 0
 
 
 def first_call_of_pass(number: int) -> int:
@@ -106,15 +111,15 @@ def noise_of_pass(network: nn.Module, number: int | None) -> Iterator[None]:
         yield
         return
     layers = noise_layers(network)
-    before = [layer.noise_step.clone() for layer in layers]
+    before = [(layer.noise_step.clone(), layer.calls) for layer in layers]
     for layer in layers:
-        layer.in_pass = True
+        layer.in_pass, layer.calls = True, 0
         layer.noise_step.fill_(first_call_of_pass(number))
     try:
         yield
     finally:
-        for layer, step in zip(layers, before, strict=True):
-            layer.in_pass = False
+        for layer, (step, calls) in zip(layers, before, strict=True):
+            layer.in_pass, layer.calls = False, calls
             layer.noise_step.copy_(step)
 
 

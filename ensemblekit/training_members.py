@@ -145,10 +145,8 @@ def draws_globally(network: nn.Module, input_shape: tuple[int, ...]) -> bool:
 def draws_in_passes(network: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Whether a noisy pass in evaluation draws any number; the network is then in evaluation."""
     with torch.no_grad(), noise_of_pass(network.eval(), 0):
-        layers = noise_layers(network)
-        before = [layer.noise_step.clone() for layer in layers]
         network(torch.zeros(1, *input_shape))
-        return any(not torch.equal(layer.noise_step, step) for layer, step in zip(layers, before, strict=True))
+        return any(layer.calls for layer in noise_layers(network))
 
 
 def load_network(slot: Slot, tensors: Mapping[str, Tensor], prefix: str) -> None:

@@ -25,7 +25,7 @@ from ensemblekit.engines.base import (
 )
 from ensemblekit.engines.flat import Parameters, clipped
 from ensemblekit.engines.stacking import StackedNetwork
-from ensemblekit.noise import Noise, first_call, first_call_of_pass, noise_of_pass
+from ensemblekit.noise import Noise, first_call, first_call_of_pass, noise_layers, noise_of_pass
 from ensemblekit.objectives import Objective
 
 
@@ -42,6 +42,7 @@ class Cohort:
         self.learning: list[Tensor] = []
         self.tensors = self._stacked_tensors()
         self.changing = [name for name, _ in self.skeleton.named_buffers()]
+        self.noise = noise_layers(self.skeleton)
         self.noise_steps = [
             f"{name}.noise_step".lstrip(".")
             for name, layer in self.skeleton.named_modules()
@@ -111,6 +112,8 @@ class Cohort:
     def _set_noise_step(self, tensors: dict[str, Tensor]) -> None:
         for name in self.noise_steps:
             tensors[name].fill_(first_call(self.step, self.second_pass))
+        for layer in self.noise:
+            layer.calls = 0
 
     def backward(self, gradient: Tensor) -> None:
         """Find the gradients of the stacked parameters from that of the outputs (K, B, C)."""

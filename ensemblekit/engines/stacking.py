@@ -172,15 +172,15 @@ class _Dropout(_Part):
         self.key, self.step = (f"{name}.{part}".lstrip(".") for part in ("noise_key", "noise_step"))
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
-        key, step = tensors[self.key], tensors[self.step]
+        key = tensors[self.key]
         if shared:
             inputs = inputs.expand(len(key), *inputs.shape)
         if not self.layer.draws or self.layer.p == 0:
             return inputs
         alike = self.layer.in_pass  # for all samples
-        numbers = uniform_numbers(key, step, inputs.shape[2 if alike else 1 :])
+        numbers = uniform_numbers(key, tensors[self.step] + self.layer.calls, inputs.shape[2 if alike else 1 :])
         numbers = numbers.unsqueeze(1) if alike else numbers
-        step.add_(1)
+        self.layer.calls += 1
         return torch.where(numbers >= self.layer.p, inputs / (1 - self.layer.p), 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 
 import pytest
@@ -191,6 +192,19 @@ def test_bf16_trains_close_to_float32(engine):
     )
     torch.testing.assert_close(rough[0], exact[0], rtol=0.05, atol=0.1)
     assert rough[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize("tables", list(COMPOSED.values())[:2], ids=list(COMPOSED)[:2])
+def test_compiled_networks_train_alike(engine, tables):
+    # in float64, so that rounding turns no sign
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns about itself
+        found, expected = (
+            train(engine, slots([MLP] * 2, dtype=torch.float64), objective(tables), options, dtype=torch.float64)
+            for options in (settings("sgd", compile=True), settings("sgd"))
+        )
+    assert_alike(found, expected, 1e-9)
 
 
 class Answers(Method):
