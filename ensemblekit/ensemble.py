@@ -12,6 +12,7 @@ from ensemblekit.images import ImageTransform
 from ensemblekit.inference import ReadyMember
 from ensemblekit.losses import Loss
 from ensemblekit.memory import keep_freed_memory
+from ensemblekit.noise import noise_of_pass
 from ensemblekit.objectives import Objective
 from ensemblekit.plugin import DataInfo
 from ensemblekit.spec import Spec
@@ -40,6 +41,7 @@ class Ensemble(nn.Module):
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)  # what the combiner learnt from held-out data, if it learns
         self._objective = Objective(spec.methods, spec.loss)
+        self._passes = self._objective.passes(spec.ensemble.members)
         self._cores = Cores()
         self._ready: tuple[list[tuple[int, int]], list[ReadyMember]] | None = None
 
@@ -49,12 +51,18 @@ class Ensemble(nn.Module):
         return self.spec.loss
 
     def member_outputs(self, inputs: Tensor) -> Tensor:
-        """The members' raw outputs (M, B, C)."""
+        """The members' raw outputs (M, B, C); if a method asks for S noisy passes (S M, B, C), the first pass first."""
         in_evaluation = not any(member.training for member in self.members)
+        if self._passes is None or not in_evaluation:
+            return self._pass(inputs, None, in_evaluation)
+        return torch.cat([self._pass(inputs, number, in_evaluation) for number in range(self._passes)])
+
+    def _pass(self, inputs: Tensor, number: int | None, in_evaluation: bool) -> Tensor:
         if inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
             ready = self._ready_members()
-            return torch.stack(self._cores.map(lambda member: member(inputs), ready))
-        return torch.stack([member(inputs) for member in self.members])
+            return torch.stack(self._cores.map(lambda member: member(inputs, number), ready))
+        with noise_of_pass(self.members, number):
+            return torch.stack([member(inputs) for member in self.members])
 
     def _ready_members(self) -> list[ReadyMember]:
         versions = [
@@ -72,9 +80,9 @@ class Ensemble(nn.Module):
         return self.combine(self.member_outputs(inputs))
 
     def combine(self, outputs: Tensor) -> Tensor:
-        """The ensemble's output (B, C) from the members' outputs (M, B, C)."""
+        """The ensemble's output (B, C) from what `member_outputs` returned."""
         fitted = None if self.fitted is None else self.fitted.to(outputs)
-        return self._objective.combine(outputs, fitted)
+        return self._objective.combine(outputs, fitted, passes=len(outputs) // len(self.members))
 
     def predict_proba(self, inputs: Tensor) -> Tensor:
         """Class probabilities (B, K)."""

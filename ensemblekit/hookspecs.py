@@ -7,6 +7,7 @@ M members, B samples in the batch, C outputs per sample, N samples in the traini
 (M, B, C) → (M, B) and (B, C) → (B,).
 
 The objective is the mean over the batch of  ensemble_loss + Σ_m select · weight · member_loss.
+With `second_inputs`, a step minimises its sum over two passes.
 
 Hooks of the objective are pure functions of tensors: same device and dtype as `outputs`, no ``.item()``,
 no randomness but from a given generator. What changes the ensemble is a life-cycle hook.
@@ -76,6 +77,18 @@ def ensemble_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss,
     """What the ensemble as a whole pays on each sample, → (B,). Called in every step. Default: nothing (None)."""
 
 
+@hookspec(firstresult=True)
+def second_inputs(inputs: Tensor, gradient: Tensor) -> Tensor | None:
+    """Inputs near those of the batch that a member learns from as well, (…, B, *input_shape) → the same shape.
+
+    Called in every step between its two passes, with `gradient` = d objective / d inputs of one member, or of K
+    members at once with a leading K: answer element by element. The step's objective is that of the outputs for
+    `inputs` plus that of the outputs for the answers, each member's its own; no gradient flows through how they were
+    made. A member that no longer learns gets `inputs` in both passes. Default: there is no second pass; a method that
+    implements the hook must answer.
+    """
+
+
 # Answers of several methods to sample_weights and to select_members are multiplied.
 
 
@@ -101,6 +114,18 @@ def members_at_start(num_members: int) -> int | None:
     """How many of the spec's members exist when training starts. Called once per run. Default: all of them.
 
     The last listed method that answers wins. A method that answers adds the others in `epoch_started`.
+    """
+
+
+@hookspec(firstresult=True)
+def passes(num_members: int) -> int | None:
+    """How many passes each network makes in a prediction, S, each with random numbers of its own.
+
+    Called once per run and when its ensemble is loaded; `num_members` is what the spec asks for. The numbers of a pass
+    are alike for all samples. The outputs of all passes count as those of S · M members, those of the first pass
+    first. `combine` gets the M outputs of each pass, and the mean of its answers is the ensemble's output;
+    `fit_combiner` gets the means over the passes. Training is not concerned. The last listed method that answers wins.
+    Default: one pass without any random numbers (None).
     """
 
 

@@ -6,7 +6,8 @@ thread, stack or device a member runs, a run can be taken up at any step, and no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +21,34 @@ _FIRST, _SECOND = 0x21F0AAAD, 0x735A2D97  # odd, and small enough that a product
 
 
 class Noise(nn.Module):
-    """A layer that draws random numbers in training; derive from it and call `uniform`."""
+    """A layer that draws random numbers where `draws` says so; derive from it and call `uniform`."""
 
     noise_key: Tensor
     noise_step: Tensor
+    in_pass: bool = False
+    """Whether a noisy pass of a prediction is being made."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("noise_key", torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("noise_step", torch.zeros((), dtype=torch.int64), persistent=False)
+        # Counted by Python: a step that changed in place would be wrong in a compiled network, whose backward pass may
+        # draw the numbers of the forward pass again.
+        self.calls = 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws: in training, and in predictions of methods that want it (see `noise_of_pass`)."""
+        return self.training or self.in_pass
 
     def uniform(self, shape: torch.Size) -> Tensor:
-        """float32 numbers in [0, 1), of this shape, on the layer's device; others at each call."""
-        numbers = uniform_numbers(self.noise_key, self.noise_step, shape)
-        self.noise_step.add_(1)
-        return numbers
+        """float32 numbers in [0, 1), of this shape (B, …), on the layer's device; others at each call.
+
+        In a pass of a prediction they are alike for all samples, so that a sample's outputs depend on no other.
+        """
+        step = self.noise_step + self.calls
+        self.calls += 1
+        return uniform_numbers(self.noise_key, step, shape[1:] if self.in_pass else shape).expand(shape)
 
 
 class Dropout(Noise):
@@ -45,7 +59,7 @@ class Dropout(Noise):
         self.p = p
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
+        if not self.draws or self.p == 0:
             return inputs
         return torch.where(self.uniform(inputs.shape) >= self.p, inputs / (1 - self.p), 0)
 
@@ -61,6 +75,7 @@ def with_own_noise(network: nn.Module, seed: int, member: int) -> nn.Module:
                 setattr(parent, name, Dropout(child.p))
     for index, layer in enumerate(noise_layers(network)):
         layer.noise_key.fill_(derive_seed(seed, "noise", member, index))
+        layer.calls = 0
     return network
 
 
@@ -69,10 +84,43 @@ def noise_layers(network: nn.Module) -> list[Noise]:
     return [layer for layer in network.modules() if isinstance(layer, Noise)]
 
 
-def set_noise_step(layers: Iterable[Noise], step: int) -> None:
+def first_call(step: int, second_pass: bool = False) -> int:
+    """The number of a layer's first call in a step of training; the second pass has half of the step's calls."""
+    return step * CALLS_PER_STEP + (CALLS_PER_STEP // 2 if second_pass else 0)
+
+
+def set_noise_step(layers: Iterable[Noise], step: int, second_pass: bool = False) -> None:
     """Let layers draw the numbers of this step of training; without it, they go on from call to call."""
     for layer in layers:
-        layer.noise_step.fill_(step * CALLS_PER_STEP)
+        layer.noise_step.fill_(first_call(step, second_pass))
+        layer.calls = 0
+
+
+def first_call_of_pass(number: int) -> int:
+    """The number of a layer's first call in a pass of a prediction: none that training ever comes to."""
+    return -(number + 1) * CALLS_PER_STEP
+
+
+@contextmanager
+def noise_of_pass(network: nn.Module, number: int | None) -> Iterator[None]:
+    """Let a network in evaluation draw too: the numbers of one pass, whenever it is made; None: it draws none.
+
+    Enter it anew for every call of the network.
+    """
+    if number is None:
+        yield
+        return
+    layers = noise_layers(network)
+    before = [(layer.noise_step.clone(), layer.calls) for layer in layers]
+    for layer in layers:
+        layer.in_pass, layer.calls = True, 0
+        layer.noise_step.fill_(first_call_of_pass(number))
+    try:
+        yield
+    finally:
+        for layer, (step, calls) in zip(layers, before, strict=True):
+            layer.in_pass, layer.calls = False, calls
+            layer.noise_step.copy_(step)
 
 
 def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size) -> Tensor:

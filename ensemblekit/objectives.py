@@ -45,6 +45,18 @@ class Objective:
         return all(method.needs_frozen_members for method in self.methods)
 
     @property
+    def has_second_pass(self) -> bool:
+        """Whether members also learn from inputs that are made from those of the batch."""
+        return bool(self.hooks.hook.second_inputs.get_hookimpls())
+
+    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        """What the second pass starts from, of the shape of both arguments: (B, …), or (K, B, …) for K members."""
+        arguments = {"inputs": inputs, "gradient": gradient}
+        answer = self.hooks.hook.second_inputs(**arguments)
+        self._check_tensor("second_inputs", answer, tuple(inputs.shape), inputs, arguments)
+        return answer.detach()
+
+    @property
     def fits_combiner(self) -> bool:
         """Whether held-out data decides how outputs are combined."""
         return bool(self.hooks.hook.fit_combiner.get_hookimpls())
@@ -61,8 +73,17 @@ class Objective:
             raise NumericError(f'plugin "{name}": hook "fit_combiner" returned a value that is not finite')
         return fitted
 
-    def combine(self, outputs: Tensor, fitted: Tensor | None = None) -> Tensor:
-        """The ensemble's output (B, C) from the members' outputs (M, B, C)."""
+    def passes(self, num_members: int) -> int | None:
+        """How many noisy passes each of so many networks makes in predictions; None: one, without noise."""
+        name, passes = next(self._answers("passes", {"num_members": num_members}), ("", None))
+        if passes is not None and (not isinstance(passes, int) or isinstance(passes, bool) or passes < 1):
+            raise _contract_broken(name, "passes", "a whole number of at least 1", passes)
+        return passes
+
+    def combine(self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1) -> Tensor:
+        """The ensemble's output (B, C) from the members' outputs (M, B, C), or from those of several passes in turn."""
+        if passes > 1:
+            return torch.stack([self.combine(own, fitted) for own in outputs.chunk(passes)]).mean(dim=0)
         arguments = {"outputs": outputs, "num_members": len(outputs), "fitted": fitted}
         combined = self.hooks.hook.combine(**arguments)
         self._check_tensor("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
@@ -180,7 +201,9 @@ class Objective:
         self, hook: str, arguments: dict[str, Any], is_right: Callable[[object], bool], expected: str
     ) -> PluginError:
         """The error that names the plugin whose answer was wrong, found by asking each by itself."""
-        name, answer = next((name, answer) for name, answer in self._answers(hook, arguments) if not is_right(answer))
+        wrong = ((name, answer) for name, answer in self._answers(hook, arguments) if not is_right(answer))
+        nobody = getattr(self.hooks.hook, hook).get_hookimpls()[-1].plugin_name, None  # if none has answered
+        name, answer = next(wrong, nobody)
         return _contract_broken(name, hook, expected, answer)
 
     def _answers(self, hook: str, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -213,6 +236,8 @@ def _check_weights(weights: Tensor, shape: tuple[int, int]) -> None:
 
 
 def _form(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"

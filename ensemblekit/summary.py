@@ -129,17 +129,22 @@ def _rows(run: FinishedRun, quality: str) -> list[tuple[str, ...]]:
     for member in run.members[:MOST_MEMBERS]:
         state = "frozen" if member.get("frozen") else ""
         cells = (quality_text(member.get(quality), quality), number(member.get("loss")))
-        rows.append((f"member {member['index']}", *cells, f"{member['parameters']:,}", state))
+        rows.append((_label(member), *cells, f"{member['parameters']:,}", state))
     left_out = len(run.members) - MOST_MEMBERS
     if left_out > 0:
         rows.append((f"and {left_out} more", "", "", "", ""))
     if len(run.members) > 1:
         mean = quality_text(metric(run.metrics, f"mean_member_{quality}"), quality)
         rows.append(("mean member", mean, number(metric(run.metrics, "mean_member_loss")), "", ""))
-    parameters = sum(member["parameters"] for member in run.members)
+    # those of a network count once, however many passes it makes
+    parameters = sum(member["parameters"] for member in run.members if not member.get("pass"))
     ensemble = quality_text(metric(run.metrics, quality), quality)
     rows.append(("ensemble", ensemble, number(metric(run.metrics, "loss")), f"{parameters:,}", ""))
     return rows
+
+
+def _label(member: Mapping[str, Any]) -> str:
+    return f"network {member['network']} pass {member['pass']}" if "pass" in member else f"member {member['index']}"
 
 
 def _gain(metrics: Mapping[str, Any], quality: str) -> str:

@@ -45,6 +45,7 @@ class Trainer:
         self.data = data.to(device)
         self.objective = Objective(spec.methods, spec.loss, spec.extensions)
         self.hooks = self.objective.hooks.hook
+        passes = self.objective.passes(spec.ensemble.members)
         self.settings = Settings(
             device,
             spec.optimizer.build,
@@ -53,8 +54,12 @@ class Trainer:
             recompute=spec.engine.recompute,
             elementwise=spec.optimizer.elementwise,
             clip_norm=spec.training.clip_norm,
+            passes=passes,
         )
+        self.passes = passes or 1
         self.members = TrainingMembers(spec, data.info, spec.loss.num_outputs(data.info), device)
+        if passes is not None:
+            self.members.refuse_without_noise()
         self.members.start(self.hooks.members_at_start(num_members=spec.ensemble.members))
         weights = self.objective.sample_weights(len(data.train), spec.ensemble.members, spec.seed)
         self.weights = None if weights is None else weights.to(device)
@@ -118,7 +123,11 @@ class Trainer:
         targets, loss = self.data.test.targets, self.spec.loss
         metrics = self._metrics(outputs, self.data.test)
         members = member_metrics(outputs, targets, loss)
-        for entry, slot in zip(members, self.members.slots, strict=True):
+        for place, entry in enumerate(members):
+            number, network = divmod(place, len(self.members))
+            slot = self.members.slots[network]
+            if self.passes > 1:
+                entry |= {"network": network, "pass": number}
             entry["parameters"] = sum(parameter.numel() for parameter in slot.network.parameters())
             entry["frozen"] = slot.frozen
         return flat_metrics(metrics), members
@@ -203,10 +212,11 @@ class Trainer:
         return flat_metrics(self._metrics(self._outputs(self.data.test), self.data.test)) | held_out
 
     def _fit_combiner(self, outputs: Tensor, split: Split) -> None:
-        self.fitted = self.objective.fit_combiner(outputs, split.targets)
+        over_passes = outputs.unflatten(0, (self.passes, -1)).mean(dim=0)
+        self.fitted = self.objective.fit_combiner(over_passes, split.targets)
 
     def _metrics(self, outputs: Tensor, split: Split) -> dict[str, float]:
-        combined = self.objective.combine(outputs, self.fitted)
+        combined = self.objective.combine(outputs, self.fitted, self.passes)
         return evaluate(outputs, split.targets, self.spec.loss, combined)
 
     def _outputs(self, split: Split) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ensemblekit.engines.base import COUNTERS, Slot
-from ensemblekit.errors import PluginError, RunError
+from ensemblekit.errors import PluginError, RunError, UsageError
 from ensemblekit.members import build_member, build_members
+from ensemblekit.noise import noise_layers, noise_of_pass
 from ensemblekit.plugin import DataInfo, Model
 from ensemblekit.spec import Spec
 
@@ -26,6 +27,14 @@ class TrainingMembers:
         self.draws_globally: dict[Model, bool] = {}
         self.built = 0
         self.changed = True
+
+    def refuse_without_noise(self) -> None:
+        """Raise an error for a model whose networks draw no random numbers: all their noisy passes would be equal."""
+        for model in dict.fromkeys(self.spec.member_models):
+            network = build_member(model, self.info.input_shape, self.num_outputs, self.spec.seed, member=0)
+            if not draws_in_passes(network, self.info.input_shape):
+                what = f'all passes of a prediction would be equal: networks of model "{model.name}" draw no numbers'
+                raise UsageError(what, "model", "set model.dropout to more than 0, or use a model that has it")
 
     def start(self, size: int) -> None:
         """Build the first members."""
@@ -131,6 +140,13 @@ def draws_globally(network: nn.Module, input_shape: tuple[int, ...]) -> bool:
         before = torch.get_rng_state()
         functional_call(network, state, (torch.zeros(2, *input_shape),))
         return not torch.equal(before, torch.get_rng_state())
+
+
+def draws_in_passes(network: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a noisy pass in evaluation draws any number; the network is then in evaluation."""
+    with torch.no_grad(), noise_of_pass(network.eval(), 0):
+        network(torch.zeros(1, *input_shape))
+        return any(layer.calls for layer in noise_layers(network))
 
 
 def load_network(slot: Slot, tensors: Mapping[str, Tensor], prefix: str) -> None:

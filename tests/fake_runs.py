@@ -13,7 +13,7 @@ from ensemblekit.images import ImageTransform
 
 CLASSIFIER: dict[str, Any] = {
     "data": {"name": "digits"},
-    "model": {"name": "mlp", "hidden": [4]},
+    "model": {"name": "mlp", "hidden": [4], "dropout": 0.1},
     "ensemble": {"members": 3},
     "method": {"name": "gncl", "lambda": 0.5},
 }

@@ -97,5 +97,6 @@ def test_each_run_has_a_manager_of_its_own():
 
 def test_the_hooks_are_those_of_the_design():
     objective = {"combine", "fit_combiner", "member_loss", "ensemble_loss", "sample_weights", "select_members"}
-    life_cycle = {"members_at_start", "learning_rate", "epoch_started", "epoch_finished", "run_finished"}
+    objective |= {"second_inputs"}
+    life_cycle = {"members_at_start", "passes", "learning_rate", "epoch_started", "epoch_finished", "run_finished"}
     assert set(HOOK_ARGUMENTS) == objective | life_cycle

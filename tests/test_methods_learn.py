@@ -40,6 +40,7 @@ def test_every_method_learns_digits_with_each_engine(method, engine, tmp_path):
         "training.epochs": "10",
         "training.schedule": "cosine",
         "engine.name": engine,
+        "model.dropout": "0.2" if method == "dropout" else "0.0",
     }
     arguments = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     command = ["train", str(ROOT / "specs" / "digits.toml"), "--out", str(tmp_path / "run"), "--json", *arguments]

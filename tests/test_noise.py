@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from scipy import stats
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ensemblekit.noise import Dropout, Noise, set_noise_step, with_own_noise
+from ensemblekit.noise import CALLS_PER_STEP, Dropout, Noise, first_call, noise_of_pass, set_noise_step, with_own_noise
 
 SIZE = torch.Size([100_000])
 
@@ -61,6 +62,7 @@ def test_stacked_members_draw_what_they_draw_by_themselves():
     parameters, buffers = stack_module_state(members)
     stacked = vmap(lambda b: functional_call(_Draw(members[0]), {f"noise.{k}": v for k, v in b.items()}, ()))(buffers)
     assert not parameters
+    set_noise_step(members, 0)
     assert torch.equal(stacked, torch.stack([member.uniform(torch.Size([50])) for member in members]))
 
 
@@ -77,3 +79,51 @@ def test_a_network_in_a_loop_of_ones_own_draws_new_numbers_at_each_call():
     dropout = with_own_noise(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0)
     first, second = dropout(torch.ones(100)), dropout(torch.ones(100))
     assert not torch.equal(first, second)
+
+
+def test_a_pass_in_evaluation_draws_the_same_for_all_samples_and_whenever_it_is_made():
+    network = with_own_noise(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0).eval()
+
+    def drawn(number: int | None, batch: int) -> torch.Tensor:
+        with noise_of_pass(network, number):
+            return network(torch.ones(batch, 50))
+
+    assert torch.equal(drawn(None, 4), torch.ones(4, 50))
+    first = drawn(3, 1)
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(drawn(3, 7), first.expand(7, 50))
+    assert not torch.equal(drawn(4, 1), first)
+    assert torch.equal(network(torch.ones(4, 50)), torch.ones(4, 50))
+
+
+def test_passes_have_numbers_that_training_never_has_and_leave_its_own_as_they_were():
+    noise = layer(step=5)
+    with noise_of_pass(noise, 0):
+        in_pass = noise.uniform(torch.Size([1, *SIZE]))[0]
+    assert torch.equal(noise.uniform(SIZE), layer(step=5).uniform(SIZE))
+    with noise_of_pass(noise, 1):
+        other = noise.uniform(torch.Size([1, *SIZE]))[0]
+    drawn = torch.stack([in_pass, other, layer().uniform(SIZE), layer(step=1).uniform(SIZE), layer(1).uniform(SIZE)])
+    assert torch.corrcoef(drawn.double()).fill_diagonal_(0).abs().max() < 0.015
+    assert stats.kstest(in_pass.numpy(), "uniform").pvalue > 1e-3
+
+
+def test_a_layer_that_is_called_twice_in_a_pass_draws_anew():
+    noise = layer()
+    with noise_of_pass(noise, 0):
+        first, second = (noise.uniform(torch.Size([2, 50])) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first[0], first[1])
+
+
+def test_a_pass_that_fails_leaves_no_noise_behind():
+    noise = layer().eval()
+    with pytest.raises(ZeroDivisionError), noise_of_pass(noise, 0):
+        raise ZeroDivisionError
+    assert not noise.draws
+
+
+def test_the_second_pass_of_a_step_has_numbers_of_its_own():
+    calls = [first_call(step, second) for step in range(3) for second in (False, True)]
+    assert calls == sorted(set(calls))
+    assert first_call(1) == CALLS_PER_STEP

@@ -44,6 +44,10 @@ class Answers(Method):
         return self.value if self.hook == "sample_weights" else None
 
     @hookimpl
+    def passes(self):
+        return self.value if self.hook == "passes" else None
+
+    @hookimpl
     def fit_combiner(self):
         return self.value if self.hook == "fit_combiner" else None
 
@@ -116,6 +120,25 @@ def test_the_combiner_of_the_last_listed_method_is_fitted_and_used_but_not_in_tr
     assert torch.equal(objective.combine(OUTPUTS), OUTPUTS[0])
     assert objective.fits_combiner
     assert Objective([], ek.MSE()).fit_combiner(OUTPUTS, TARGET) is None
+
+
+@pytest.mark.parametrize(("value", "got"), [(0, "returned 0"), (True, "True"), (2.5, "a float"), ("16", "a str")])
+def test_a_number_of_passes_that_is_none_is_named_with_its_plugin(value, got):
+    objective = Objective([Answers(hook="passes", value=value)], ek.MSE())
+    with pytest.raises(PluginError, match=rf'plugin "answers": hook "passes" .*{got}.*at least 1'):
+        objective.passes(M)
+
+
+def test_the_last_listed_method_that_answers_says_how_many_passes_there_are():
+    answers = [Answers(hook="passes", value=value).named(f"answers{value}") for value in (2, 3, None)]
+    assert Objective(answers, ek.MSE()).passes(M) == 3
+    assert Objective([], ek.MSE()).passes(M) is None
+
+
+def test_each_pass_is_combined_by_itself_and_the_results_are_averaged():
+    boosting = Objective([ek.methods()["boosting"].load()()], ek.MSE())
+    passes = torch.stack([OUTPUTS, 3 * OUTPUTS])
+    torch.testing.assert_close(boosting.combine(passes.flatten(0, 1), passes=2), 2 * OUTPUTS.sum(dim=0))
 
 
 def test_sample_weights_that_are_not_finite_are_refused():

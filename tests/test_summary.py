@@ -24,6 +24,14 @@ def test_the_table_has_every_member_their_mean_and_the_ensemble():
     )
 
 
+def test_passes_of_a_network_are_told_apart_and_its_parameters_counted_once():
+    passes = [row | {"network": row["index"] % 2, "pass": row["index"] // 2} for row in members(4)]
+    rows = run_summary(FakeRun(members=passes)).rows
+    names = ["network 0 pass 0", "network 1 pass 0", "network 0 pass 1", "network 1 pass 1"]
+    assert [row[0] for row in rows] == [*names, "mean member", "ensemble"]
+    assert rows[-1][3] == f"{2 * 1234:,}"
+
+
 def test_the_gain_is_over_the_best_and_over_the_mean_member():
     expected = "the ensemble is 0.80 points ahead of its best member and 2.10 points ahead of its mean member"
     assert run_summary(FakeRun()).gain == expected

@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(method, engine, tmp_path):
     resumed = ek.resume(tmp_path / "stopped", progress=False)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     assert resumed.metrics == whole.metrics
-    assert len(resumed.members) == 3
+    assert len(resumed.members) == 3 * (16 if method["name"] == "dropout" else 1)
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_taken(tmp_path):

@@ -56,6 +56,8 @@ class Settings:
     elementwise: bool = True
     """Whether the optimizer treats every element of a parameter alike, so that parameters can be joined."""
     clip_norm: float | None = None
+    passes: int | None = None
+    """Noisy passes of each network in predictions; None: one, without noise."""
 
 
 class Engine(ABC):
@@ -70,6 +72,7 @@ class Engine(ABC):
         self.settings = settings
         self.running = [slot for slot in slots if objective.needs_frozen_members or not slot.frozen]
         """The slots whose outputs the objective sees."""
+        self.has_second_pass = objective.has_second_pass
 
     @abstractmethod
     def forward(self, inputs: Tensor, step: int) -> Tensor:
@@ -77,15 +80,25 @@ class Engine(ABC):
 
     @abstractmethod
     def backward(self, gradient: Tensor) -> None:
-        """Send d objective / d outputs (M, B, C) into the members that learn."""
+        """Send d objective / d outputs (M, B, C) into the members that learn; gradients of two passes add up."""
+
+    @abstractmethod
+    def forward_again(self) -> Tensor:
+        """As `forward`, for the second inputs of each slot, which `backward` has made from the first."""
 
     @abstractmethod
     def update(self, learning_rate: float) -> None:
         """One step of the optimizer for every member that learns."""
 
-    @abstractmethod
     def predict(self, inputs: Tensor) -> Tensor:
-        """The outputs (M, B, C) of all slots for evaluation; nothing changes."""
+        """The outputs (M, B, C) of all slots for evaluation, or those of all passes in turn; nothing changes."""
+        if self.settings.passes is None:
+            return self.predict_pass(inputs)
+        return torch.cat([self.predict_pass(inputs, number) for number in range(self.settings.passes)])
+
+    @abstractmethod
+    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        """The outputs (M, B, C) of all slots in one of the noisy passes, or without noise."""
 
     @abstractmethod
     def store_optimizer_state(self) -> None:
@@ -98,12 +111,18 @@ class Engine(ABC):
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
     ) -> tuple[Tensor, Tensor]:
         """One step; returns the objective (a scalar) and the running slots' outputs (M, B, C), both on the device."""
-        outputs = self.forward(batch.inputs, step)
+        value, outputs = self._learn(self.forward(batch.inputs, step), batch, weights)
+        if self.has_second_pass:
+            value = value + self._learn(self.forward_again(), batch, weights)[0]
+        self.update(learning_rate)
+        return value, outputs
+
+    def _learn(self, outputs: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the members learn from their outputs; returns the objective and the outputs."""
         leaf = outputs.requires_grad_()
         value = self.objective(leaf, batch.targets, weights)
         (gradient,) = torch.autograd.grad(value, leaf)
         self.backward(gradient)
-        self.update(learning_rate)
         return value.detach(), leaf.detach()
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -111,6 +130,22 @@ class Engine(ABC):
         if not self.settings.bf16:
             return nullcontext()
         return torch.autocast(self.settings.device.type, torch.bfloat16)
+
+
+def sent_back(
+    gradient: Tensor, outputs: Tensor, parameters: Sequence[Tensor], inputs: Tensor | None
+) -> tuple[Sequence[Tensor], Tensor | None]:
+    """The gradients of the parameters, and of the inputs if those require one, from that of the outputs."""
+    gradient = gradient.to(outputs.dtype)
+    if inputs is None or not inputs.requires_grad:
+        return torch.autograd.grad(outputs, parameters, gradient, materialize_grads=True), None
+    *found, of_inputs = torch.autograd.grad(outputs, [*parameters, inputs], gradient, materialize_grads=True)
+    return found, of_inputs
+
+
+def added(gradients: Sequence[Tensor], more: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The sums of two passes' gradients; there are none yet after the first."""
+    return [first + second for first, second in zip(gradients, more, strict=True)] if gradients else more
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:

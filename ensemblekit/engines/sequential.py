@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ensemblekit.data import Batch
-from ensemblekit.engines.base import Engine, Settings, Slot, at_least_float32
+from ensemblekit.engines.base import Engine, Settings, Slot, added, at_least_float32, sent_back
 from ensemblekit.engines.flat import Parameters, clipped
-from ensemblekit.noise import noise_layers, set_noise_step
+from ensemblekit.noise import noise_layers, noise_of_pass, set_noise_step
 from ensemblekit.objectives import Objective
 
 
@@ -25,8 +25,10 @@ class MemberRunner:
         self.noise = noise_layers(slot.network)
         self.outputs: Tensor | None = None
         self.inputs: Tensor | None = None
+        self.second_inputs: Tensor | None = None
         self.gradients: Sequence[Tensor] = ()
         self.step = 0
+        self.second_pass = False
         if not slot.frozen:
             self.learning = {name: value for name, value in self.network.named_parameters() if value.requires_grad}
             self.parameters = Parameters(self.learning, engine.settings)
@@ -34,19 +36,29 @@ class MemberRunner:
             for name, value in self.learning.items():
                 value.data = self.parameters.tensors[name]
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
+    def forward(self, inputs: Tensor, step: int, second_pass: bool = False) -> Tensor:
         """Outputs (B, C) in training, detached; a frozen member runs as in evaluation."""
         if self.slot.frozen:
+            self.second_inputs = inputs if self.engine.has_second_pass and not second_pass else None
             return self.predict(inputs)
         if not self.network.training:
             self.network.train()
-        self.step = step
-        set_noise_step(self.noise, step)
+        self.step, self.second_pass = step, second_pass
+        set_noise_step(self.noise, step, second_pass)
         keep_graph = not self.engine.settings.recompute
+        if self.engine.has_second_pass and not second_pass:
+            inputs = inputs.detach().requires_grad_()
         with torch.set_grad_enabled(keep_graph), self.engine.autocast():
             outputs = self.call(inputs)
-        self.outputs, self.inputs = (outputs, None) if keep_graph else (None, inputs)
+        self.outputs = outputs if keep_graph else None
+        self.inputs = inputs if inputs.requires_grad or not keep_graph else None
         return at_least_float32(outputs.detach())
+
+    def forward_again(self) -> Tensor:
+        """The same for the second inputs, which `backward` has made; a frozen member's are the first ones."""
+        inputs, self.second_inputs = self.second_inputs, None
+        assert inputs is not None
+        return self.forward(inputs, self.step, second_pass=True)
 
     def backward(self, gradient: Tensor) -> None:
         """Find the gradients of the parameters from that of the outputs (B, C)."""
@@ -57,11 +69,13 @@ class MemberRunner:
         if outputs is None:
             assert self.inputs is not None
             updated = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
-            set_noise_step(self.noise, self.step)
+            set_noise_step(self.noise, self.step, self.second_pass)
             with self.engine.autocast():
                 outputs = self.call(self.inputs)
-        learning = list(self.learning.values())
-        self.gradients = torch.autograd.grad(outputs, learning, gradient.to(outputs.dtype), materialize_grads=True)
+        found, of_inputs = sent_back(gradient, outputs, list(self.learning.values()), self.inputs)
+        if self.inputs is not None and of_inputs is not None:
+            self.second_inputs = self.engine.objective.second_inputs(self.inputs.detach(), of_inputs)
+        self.gradients = added(self.gradients, found)
         for buffer, value in updated:
             buffer.copy_(value)  # statistics count the batch once, not twice
         self.outputs = self.inputs = None
@@ -77,21 +91,28 @@ class MemberRunner:
         self.gradients = ()
         self.slot.steps += 1
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs (B, C) in evaluation."""
+    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        """Outputs (B, C) in evaluation, in one of the noisy passes or without noise."""
         self.network.eval()
-        with torch.no_grad(), self.engine.autocast():
+        with torch.no_grad(), self.engine.autocast(), noise_of_pass(self.network, number):
             return at_least_float32(self.call(inputs))
 
     def train_apart(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
     ) -> tuple[Tensor, Tensor]:
         """A whole step of this member of a separable objective; returns its part of it and its outputs (B, C)."""
-        leaf = self.forward(batch.inputs, step).unsqueeze(0).requires_grad_()
+        part, outputs = self._learn(self.forward(batch.inputs, step), batch, weights)
+        if self.engine.has_second_pass:
+            part = part + self._learn(self.forward_again(), batch, weights)[0]
+        self.update(learning_rate)
+        return part, outputs
+
+    def _learn(self, outputs: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        # a copy: what a frozen member predicts may be a tensor of inference mode, which can have no gradient
+        leaf = torch.stack([outputs]).requires_grad_()
         part = self.engine.objective(leaf, batch.targets, weights, ensemble_size=len(self.engine.running))
         (gradient,) = torch.autograd.grad(part, leaf)
         self.backward(gradient[0])
-        self.update(learning_rate)
         return part.detach(), leaf.detach()[0]
 
     def store_optimizer_state(self) -> None:
@@ -119,14 +140,17 @@ class SequentialEngine(Engine):
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         return torch.stack(self.each(lambda runner, _: runner.forward(inputs, step), self.running))
 
+    def forward_again(self) -> Tensor:
+        return torch.stack(self.each(lambda runner, _: runner.forward_again(), self.running))
+
     def backward(self, gradient: Tensor) -> None:
         self.each(lambda runner, place: runner.backward(gradient[place]), self.running)
 
     def update(self, learning_rate: float) -> None:
         self.each(lambda runner, _: runner.update(learning_rate), self.running)
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        return torch.stack(self.each(lambda runner, _: runner.predict(inputs), self.slots))
+    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        return torch.stack(self.each(lambda runner, _: runner.predict(inputs, number), self.slots))
 
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int

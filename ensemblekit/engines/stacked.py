@@ -13,10 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.data import Batch
-from ensemblekit.engines.base import COUNTERS, Engine, OptimizerState, Settings, Slot, at_least_float32
+from ensemblekit.engines.base import (
+    COUNTERS,
+    Engine,
+    OptimizerState,
+    Settings,
+    Slot,
+    added,
+    at_least_float32,
+    sent_back,
+)
 from ensemblekit.engines.flat import Parameters, clipped
 from ensemblekit.engines.stacking import StackedNetwork
-from ensemblekit.noise import CALLS_PER_STEP, Noise
+from ensemblekit.noise import Noise, first_call, first_call_of_pass, noise_layers, noise_of_pass
 from ensemblekit.objectives import Objective
 
 
@@ -33,6 +42,7 @@ class Cohort:
         self.learning: list[Tensor] = []
         self.tensors = self._stacked_tensors()
         self.changing = [name for name, _ in self.skeleton.named_buffers()]
+        self.noise = noise_layers(self.skeleton)
         self.noise_steps = [
             f"{name}.noise_step".lstrip(".")
             for name, layer in self.skeleton.named_modules()
@@ -41,6 +51,8 @@ class Cohort:
         self.step = 0
         self.outputs: Tensor | None = None
         self.inputs: Tensor | None = None
+        self.second_inputs: Tensor | None = None
+        self.second_pass = False
         self.gradients: Sequence[Tensor] = ()
         network = StackedNetwork(self.skeleton)
         self.call = torch.compile(network.__call__) if engine.settings.compile else network.__call__
@@ -66,25 +78,42 @@ class Cohort:
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         """Outputs (K, B, C) in training, detached."""
         if self.frozen:
+            self.second_inputs = inputs if self.engine.has_second_pass else None
             return self.predict(inputs)
+        if self.engine.has_second_pass:
+            # each member has a gradient of its own for them
+            inputs = inputs.expand(len(self.slots), *inputs.shape).detach().requires_grad_()
+        return self._kept(inputs, step, second_pass=False)
+
+    def forward_again(self) -> Tensor:
+        """The same for the second inputs, which `backward` has made; those of frozen members are the first ones."""
+        inputs, self.second_inputs = self.second_inputs, None
+        assert inputs is not None
+        return self.predict(inputs) if self.frozen else self._kept(inputs, self.step, second_pass=True)
+
+    def _kept(self, inputs: Tensor, step: int, second_pass: bool) -> Tensor:
+        """Outputs, detached; what `backward` needs is kept."""
         keep_graph = not self.engine.settings.recompute
         with torch.set_grad_enabled(keep_graph):
-            outputs = self.attached(inputs, step)
-        self.outputs, self.inputs = (outputs, None) if keep_graph else (None, inputs)
+            outputs = self.attached(inputs, step, second_pass)
+        self.outputs = outputs if keep_graph else None
+        self.inputs = inputs if inputs.requires_grad or not keep_graph else None
         return at_least_float32(outputs.detach())
 
-    def attached(self, inputs: Tensor, step: int) -> Tensor:
+    def attached(self, inputs: Tensor, step: int, second_pass: bool = False) -> Tensor:
         """Outputs (K, B, C) in training."""
         if not self.skeleton.training:
             self.skeleton.train()
-        self.step = step
+        self.step, self.second_pass = step, second_pass
         self._set_noise_step(self.tensors)
         with self.engine.autocast():
-            return self.call(self.tensors, inputs)
+            return self.call(self.tensors, inputs, not self.engine.has_second_pass)
 
     def _set_noise_step(self, tensors: dict[str, Tensor]) -> None:
         for name in self.noise_steps:
-            tensors[name].fill_(self.step * CALLS_PER_STEP)
+            tensors[name].fill_(first_call(self.step, self.second_pass))
+        for layer in self.noise:
+            layer.calls = 0
 
     def backward(self, gradient: Tensor) -> None:
         """Find the gradients of the stacked parameters from that of the outputs (K, B, C)."""
@@ -94,8 +123,11 @@ class Cohort:
             scratch = self.tensors | {name: self.tensors[name].clone() for name in self.changing}
             self._set_noise_step(scratch)
             with self.engine.autocast():
-                outputs = self.call(scratch, self.inputs)
-        self.gradients = torch.autograd.grad(outputs, self.learning, gradient.to(outputs.dtype), materialize_grads=True)
+                outputs = self.call(scratch, self.inputs, not self.engine.has_second_pass)
+        found, of_inputs = sent_back(gradient, outputs, self.learning, self.inputs)
+        if self.inputs is not None and of_inputs is not None:
+            self.second_inputs = self.engine.objective.second_inputs(self.inputs.detach(), of_inputs)
+        self.gradients = added(self.gradients, found)
         self.outputs = self.inputs = None
 
     def update(self, learning_rate: float) -> None:
@@ -107,11 +139,15 @@ class Cohort:
         for slot in self.slots:
             slot.steps += 1
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs (K, B, C) in evaluation."""
+    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        """Outputs (K, B, C) in evaluation, in one of the noisy passes or without noise."""
         self.skeleton.eval()
-        with torch.no_grad(), self.engine.autocast():
-            return at_least_float32(self.call(self.tensors, inputs))
+        tensors = self.tensors
+        if number is not None:
+            first = first_call_of_pass(number)
+            tensors = tensors | {name: torch.full_like(tensors[name], first) for name in self.noise_steps}
+        with torch.no_grad(), self.engine.autocast(), noise_of_pass(self.skeleton, number):
+            return at_least_float32(self.call(tensors, inputs))
 
     def store_optimizer_state(self) -> None:
         if self.frozen:
@@ -140,7 +176,7 @@ class StackedEngine(Engine):
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
     ) -> tuple[Tensor, Tensor]:
         (only, *others) = self.cohorts
-        if others or only.frozen or self.settings.recompute:
+        if others or only.frozen or self.settings.recompute or self.has_second_pass:
             return super().train_step(batch, weights, learning_rate, step)
         # where one graph has all that learns, one pass goes back from the objective to the parameters
         outputs = at_least_float32(only.attached(batch.inputs, step))
@@ -150,9 +186,16 @@ class StackedEngine(Engine):
         return value.detach(), outputs.detach()
 
     def forward(self, inputs: Tensor, step: int) -> Tensor:
-        run = {id(slot) for slot in self.running}
-        cohorts = [cohort for cohort in self.cohorts if id(cohort.slots[0]) in run]
+        cohorts = self._running_cohorts()
         return self._in_order(cohorts, [cohort.forward(inputs, step) for cohort in cohorts], self.running)
+
+    def forward_again(self) -> Tensor:
+        cohorts = self._running_cohorts()
+        return self._in_order(cohorts, [cohort.forward_again() for cohort in cohorts], self.running)
+
+    def _running_cohorts(self) -> list[Cohort]:
+        run = {id(slot) for slot in self.running}
+        return [cohort for cohort in self.cohorts if id(cohort.slots[0]) in run]
 
     def backward(self, gradient: Tensor) -> None:
         place = {id(slot): index for index, slot in enumerate(self.running)}
@@ -164,8 +207,8 @@ class StackedEngine(Engine):
         for cohort in self.cohorts:
             cohort.update(learning_rate)
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        return self._in_order(self.cohorts, [cohort.predict(inputs) for cohort in self.cohorts], self.slots)
+    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        return self._in_order(self.cohorts, [cohort.predict(inputs, number) for cohort in self.cohorts], self.slots)
 
     def store_optimizer_state(self) -> None:
         for cohort in self.cohorts:

@@ -48,8 +48,8 @@ class StackedNetwork:
             else:
                 self.layers.append(_Vmapped(name, layer))
 
-    def __call__(self, tensors: Tensors, inputs: Tensor) -> Tensor:
-        shared = True
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool = True) -> Tensor:
+        """Outputs (K, B, C) for inputs (B, …), or if they are not shared for each member's own, (K, B, …)."""
         for layer in self.layers:
             inputs = layer(tensors, inputs, shared)
             shared = shared and not layer.stacks
@@ -193,13 +193,15 @@ class _Dropout(_Part):
         self.key, self.step = (f"{name}.{part}".lstrip(".") for part in ("noise_key", "noise_step"))
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
-        key, step = tensors[self.key], tensors[self.step]
+        key = tensors[self.key]
         if shared:
             inputs = inputs.expand(len(key), *inputs.shape)
-        if not self.layer.training or self.layer.p == 0:
+        if not self.layer.draws or self.layer.p == 0:
             return inputs
-        numbers = uniform_numbers(key, step, inputs.shape[1:])
-        step.add_(1)
+        alike = self.layer.in_pass  # for all samples
+        numbers = uniform_numbers(key, tensors[self.step] + self.layer.calls, inputs.shape[2 if alike else 1 :])
+        numbers = numbers.unsqueeze(1) if alike else numbers
+        self.layer.calls += 1
         return torch.where(numbers >= self.layer.p, inputs / (1 - self.layer.p), 0)
 
 

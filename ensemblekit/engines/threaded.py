@@ -42,8 +42,8 @@ class ThreadedEngine(SequentialEngine):
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         return super().forward(self._arranged(inputs), step)
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        return super().predict(self._arranged(inputs))
+    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
+        return super().predict_pass(self._arranged(inputs), number)
 
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
@@ -51,6 +51,8 @@ class ThreadedEngine(SequentialEngine):
         if self.objective.separable:
             arranged = Batch(self._arranged(batch.inputs), batch.targets, batch.index)
             return super().train_step(arranged, weights, learning_rate, step)
+        if self.has_second_pass:
+            return super().train_step(batch, weights, learning_rate, step)
         leaf = self.forward(batch.inputs, step).requires_grad_()
         with one_thread():
             value = self.objective(leaf, batch.targets, weights)
@@ -81,15 +83,15 @@ class FoldingRunner(MemberRunner):
         self.channels_last = channels_last
         self.ready: ReadyMember | None = None
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
+    def forward(self, inputs: Tensor, step: int, second_pass: bool = False) -> Tensor:
         if not self.slot.frozen:
             self.ready = None
-        return super().forward(inputs, step)
+        return super().forward(inputs, step, second_pass)
 
-    def predict(self, inputs: Tensor) -> Tensor:
+    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
         if self.engine.settings.compile:
-            return super().predict(inputs)
+            return super().predict(inputs, number)
         if self.ready is None:
             self.ready = ReadyMember(self.network, self.channels_last)
         with self.engine.autocast():
-            return at_least_float32(self.ready(inputs))
+            return at_least_float32(self.ready(inputs, number))

@@ -267,13 +267,18 @@ def sample_weights(bench: MethodBench) -> None:
 
 
 def life_cycle_answers(bench: MethodBench) -> None:
-    """`members_at_start` is a number of members there are, `learning_rate` a rate."""
+    """`members_at_start` is a number of members there are, `passes` a number, `learning_rate` a rate."""
     hooks = implemented_hooks(bench.method_class)
     if "members_at_start" in hooks:
         start = bench.objective.hooks.hook.members_at_start(num_members=bench.members)
         if isinstance(start, bool) or not isinstance(start, int) or not 1 <= start <= bench.members:
             where = look_at(bench.method_class, "members_at_start")
             raise ContractError(f"an integer from 1 to {bench.members}, or None", repr(start), where)
+    if "passes" in hooks:
+        passes = bench.objective.hooks.hook.passes(num_members=bench.members)
+        if passes is not None and (isinstance(passes, bool) or not isinstance(passes, int) or passes < 1):
+            where = look_at(bench.method_class, "passes")
+            raise ContractError("an integer of at least 1, or None", repr(passes), where)
     if "learning_rate" in hooks:
         epochs = bench.spec.training.epochs
         for epoch in (0.0, 0.5, epochs / 2, epochs - 0.01):

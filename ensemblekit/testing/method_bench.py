@@ -69,6 +69,8 @@ class MethodBench:
             "training.loss": loss.name,
             "data.regression": regression,
             "ensemble.members": self.members,
+            # one that makes noisy passes needs a network with noise
+            "model.dropout": 0.5 if self.hooks(["passes"]) else 0.0,
         }
         return replace(tiny_spec(self.registry, changes), methods=(self.method,))
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from ensemblekit.hooks import implemented_hooks
-from ensemblekit.testing.checks import ContractError, form, look_at
-from ensemblekit.testing.method_bench import MethodBench
+from ensemblekit.seeding import generator
+from ensemblekit.testing.checks import ContractError, difference, form, look_at
+from ensemblekit.testing.method_bench import BATCH, MethodBench
 
 
 def fitted_combiner(bench: MethodBench) -> None:
@@ -35,6 +36,36 @@ def fitted_combiner(bench: MethodBench) -> None:
             raise ContractError("finite outputs of the combiner that was fitted", "nan or infinity", where)
 
 
+def second_inputs(bench: MethodBench) -> None:
+    """Of the inputs' own form, in both precisions and on `meta`; and the same for an element wherever it stands."""
+    if "second_inputs" not in implemented_hooks(bench.method_class):
+        return
+    where = look_at(bench.method_class, "second_inputs")
+    random = generator(0, "contract", "second_inputs")
+    inputs, gradient = torch.randn(2, BATCH, 3, 2, 2, generator=random, dtype=torch.float64)
+    for device in ("cpu", "meta"):
+        for dtype in (torch.float32, torch.float64):
+            given = inputs.to(device, dtype)
+            answer = bench.objective.hooks.hook.second_inputs(inputs=given, gradient=gradient.to(device, dtype))
+            if form(answer) != form(given):
+                fix = "read no value back, and make new tensors with the inputs' own dtype and device"
+                raise ContractError(f"{form(given)}, as the inputs are", form(answer), where, fix)
+    whole = bench.objective.second_inputs(inputs, gradient)
+    order = torch.randperm(inputs.numel(), generator=random)
+    shuffled = [values.flatten()[order].view_as(values) for values in (inputs, gradient)]
+    torch.default_generator.manual_seed(1)
+    # as K members at once are given: another one before this one
+    stacked = bench.objective.second_inputs(*(torch.stack([-values, values]) for values in shuffled))[1]
+    if wrong := difference(stacked, whole.flatten()[order].view_as(whole), 1e-9):
+        raise ContractError(
+            "what an element becomes to depend on it and its gradient alone",
+            f"with the elements in another order, and two members at once, {wrong}",
+            where,
+            "combine single elements only: no norm, no mean, no position, nothing random",
+        )
+
+
 RARE_HOOK_CHECKS: dict[str, Callable[[MethodBench], None]] = {
     "a combiner is fitted alike each time": fitted_combiner,
+    "second inputs are made element by element": second_inputs,
 }

@@ -50,7 +50,7 @@ def _steps(bench: MethodBench, engine_name: str) -> tuple[Tensor, Tensor] | None
     num_outputs = spec.loss.num_outputs(info)
     networks = build_members(spec.member_models, info.input_shape, num_outputs, seed=0)
     slots = [Slot(network, spec.model, member) for member, network in enumerate(networks)]
-    settings = Settings(torch.device("cpu"), spec.optimizer.build)
+    settings = Settings(torch.device("cpu"), spec.optimizer.build, passes=bench.objective.passes(bench.members))
     if unsupported(engine_name, slots, settings, spec.optimizer.name) is not None:
         return None
     weights = bench.objective.sample_weights(BATCH_SIZE, len(slots), seed=0)

@@ -53,8 +53,11 @@ class TinyData(Dataset):
 class TinyNetwork(Model):
     """One small hidden layer."""
 
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of it that is dropped in training")
+
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 8), nn.Tanh(), nn.Linear(8, num_outputs))
+        hidden = (nn.Linear(prod(input_shape), 8), nn.Tanh(), nn.Dropout(self.dropout))
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, num_outputs))
 
 
 def registry_with(*plugins: Plugin) -> Registry:

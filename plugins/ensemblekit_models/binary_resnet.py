@@ -26,7 +26,7 @@ class BinaryResNet(ImageModel):
     width: int = Field(32, ge=1, description="filters of every convolution, W")
     blocks: int = Field(4, ge=1, description="residual blocks, each of which halves height and width")
     stochastic: bool = Field(
-        True, description="draw the activations at random in training; weights, and evaluation, always use the sign"
+        True, description="draw the activations at random in training; weights, and else activations, are signs"
     )
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
@@ -59,7 +59,7 @@ class _BinaryActivation(Noise):
         self.stochastic = stochastic
 
     def forward(self, values: Tensor) -> Tensor:
-        if self.training and self.stochastic:
+        if self.draws and self.stochastic:
             # A threshold uniform on (-1, 1] is reached with the hard sigmoid's probability.
             return binarise(values, 1 - 2 * self.uniform(values.shape).to(values.dtype))
         return binarise(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from ensemblekit_models.image_model import ImageModel
@@ -40,7 +41,11 @@ class MobileNetV3Tiny(ImageModel):
     """MobileNetV3-small without its last three bottlenecks; images up to 64 pixels are halved two times less."""
 
     paper = "Howard et al. 2019, Searching for MobileNetV3; as in Buschjäger et al. 2020"
-    formula = "conv, 8 inverted residuals with squeeze-and-excitation, conv, global average, conv, linear"
+    formula = "conv, 8 inverted residuals with squeeze-and-excitation, conv, global average, conv, dropout, linear"
+
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of the linear layer's inputs that is dropped in training"
+    )
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         channels, height, width = input_shape
@@ -58,6 +63,7 @@ class MobileNetV3Tiny(ImageModel):
             nn.Conv2d(LAST_CHANNELS, HEAD_CHANNELS, kernel_size=1, bias=False),
             nn.Hardswish(inplace=True),
             nn.Flatten(),
+            *([nn.Dropout(self.dropout)] if self.dropout else []),
             nn.Linear(HEAD_CHANNELS, num_outputs),
         )
 

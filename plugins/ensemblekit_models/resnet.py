@@ -13,10 +13,13 @@ class ResNet(ImageModel):
     """A small residual network: a convolution, blocks that each halve the image, one linear layer."""
 
     paper = "He et al. 2016, Deep Residual Learning for Image Recognition; as in Buschjäger et al. 2020, sec. 5"
-    formula = "conv-BN-ReLU, blocks x [max-pool(x + conv-BN-ReLU-conv-BN-ReLU(x))], linear"
+    formula = "conv-BN-ReLU, blocks x [max-pool(x + conv-BN-ReLU-conv-BN-ReLU(x))], dropout, linear"
 
     width: int = Field(32, ge=1, description="filters of every convolution, W")
     blocks: int = Field(4, ge=1, description="residual blocks, each of which halves height and width")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of the linear layer's inputs that is dropped in training"
+    )
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
         return super().input_problem(input_shape) or too_many_poolings(self.blocks, input_shape)
@@ -30,6 +33,7 @@ class ResNet(ImageModel):
             nn.ReLU(inplace=True),
             *(_Block(self.width) for _ in range(self.blocks)),
             nn.Flatten(),
+            *([nn.Dropout(self.dropout)] if self.dropout else []),
             nn.Linear(self.width * pixels, num_outputs),
         )
 

@@ -225,10 +225,11 @@ def test_bf16_trains_close_to_float32(engine):
     assert not torch.equal(rough[0], exact[0])
 
 
-def test_independent_members_are_trained_without_keeping_all_graphs():
+@pytest.mark.parametrize(("name", "passes"), [("bagging", 1), ("adversarial", 2)])
+def test_independent_members_are_trained_without_keeping_all_graphs(name, passes):
     """While one member trains, no other member's graph is alive."""
     members = slots([MLP] * M)
-    engine = ENGINES["sequential"](members, Objective([method({"name": "bagging"})], _loss()), settings())
+    engine = ENGINES["sequential"](members, Objective([method({"name": name})], _loss()), settings())
     alive: list[int] = []
     for runner in engine.runners.values():
         original = runner.backward
@@ -239,4 +240,11 @@ def test_independent_members_are_trained_without_keeping_all_graphs():
 
         runner.backward = watched
     engine.train_step(batches(1)[0], torch.ones(B, M), 0.01, 0)
-    assert alive == [1] * M
+    assert alive == [1] * M * passes
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_independent_members_that_are_frozen_are_run_and_stay_as_they_are(engine):
+    objective = Objective([method({"name": "independent"})], _loss())
+    expected = train("sequential", slots([MLP] * M, frozen=(0, 2)), objective, settings())
+    assert_alike(train(engine, slots([MLP] * M, frozen=(0, 2)), objective, settings()), expected)

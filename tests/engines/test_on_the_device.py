@@ -50,7 +50,7 @@ def whole_epoch(made: Trainer) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "model", [{"name": "mlp", "dropout": 0.2}, {"name": "resnet", "width": 4, "blocks": 2}], ids=str
+    "model", [{"name": "mlp", "dropout": 0.2}, {"name": "resnet", "width": 4, "blocks": 2, "dropout": 0.2}], ids=str
 )
 @pytest.mark.parametrize("method", METHODS, ids=lambda table: "-".join(map(str, table.values())))
 def test_a_whole_epoch_runs_on_a_device_that_has_no_values(method, model, monkeypatch):

@@ -45,6 +45,8 @@ def cases():
         yield {"name": "bagging"}, name, formulas.independent(loss)
         yield {"name": "wagging"}, name, formulas.independent(loss)
         yield {"name": "stacking"}, name, formulas.independent(loss)
+        yield {"name": "dropout"}, name, formulas.independent(loss)
+        yield {"name": "adversarial"}, name, formulas.independent(loss)  # of each of its two passes
     for lam in (0, 0.5, 1):
         yield {"name": "ncl", "lambda": lam}, "mse", formulas.ncl(lam)
         yield {"name": "ncl", "lambda": lam}, "cross_entropy", formulas.ncl(lam)

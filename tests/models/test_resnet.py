@@ -27,6 +27,18 @@ def test_resnet_has_the_parameters_of_the_paper(width, input_shape, num_outputs,
     assert count(network) == parameters
 
 
+@pytest.mark.parametrize("name", ["resnet", "mobilenet_v3_tiny"])
+def test_dropout_stands_before_the_linear_layer_adds_no_parameters_and_is_no_layer_at_all_if_it_is_zero(name):
+    plain, dropping = (ek.build_model({"name": name, "dropout": share}, (3, 32, 32), 10).eval() for share in (0.0, 0.5))
+    assert isinstance(dropping[-2], ek.Noise)
+    assert len(dropping) == len(plain) + 1
+    assert not any(isinstance(layer, ek.Noise | nn.Dropout) for layer in plain.modules())
+    for left, right in zip(plain.parameters(), dropping.parameters(), strict=True):
+        assert torch.equal(left, right)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(plain(images), dropping(images))
+
+
 def test_resnet_computes_what_its_formula_says():
     network = ek.build_model({"name": "resnet", "width": 5, "blocks": 2}, (2, 9, 12), 3).eval()
     state = iter(network.state_dict().values())

@@ -24,6 +24,7 @@ SEPARABLE = "what is declared separable is separable"
 NO_MEMORY = "hooks have no memory and no randomness of their own"
 WEIGHTS = "sample weights are valid and drawn member by member"
 FITTED = "a combiner is fitted alike each time"
+SECOND = "second inputs are made element by element"
 LIFE_CYCLE = "life-cycle hooks answer within range"
 ENGINES = "all engines give the same numbers"
 RESUMES = "a run that was stopped goes on bit for bit"
@@ -218,6 +219,38 @@ class FitsAtRandom(Good):
         return torch.rand(num_members)
 
 
+class WholeGradient(Good):
+    """Moves inputs along the gradient of the whole batch, scaled to one length."""
+
+    @hookimpl
+    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        return inputs + gradient / gradient.norm()
+
+
+class RandomDirection(Good):
+    """Moves inputs anywhere."""
+
+    @hookimpl
+    def second_inputs(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.randn_like(inputs)
+
+
+class CroppedInputs(Good):
+    """Cuts the inputs' last column off."""
+
+    @hookimpl
+    def second_inputs(self, inputs: Tensor) -> Tensor:
+        return inputs[..., :-1]
+
+
+class NoPass(Good):
+    """Makes no pass at all."""
+
+    @hookimpl
+    def passes(self) -> int:
+        return 0
+
+
 class NegativeRate(Good):
     """Learns backwards within an epoch."""
 
@@ -289,6 +322,10 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (DrawnTogether, {WEIGHTS}, ("for M = 2 than for M = 3", "DrawnTogether.sample_weights")),
     (GlobalWeights, {WEIGHTS, ENGINES, RESUMES}, ("the same weights for the same seed",)),
     (FitsAtRandom, {FITTED}, ("the same fit", "FitsAtRandom.fit_combiner")),
+    (WholeGradient, {SECOND, ENGINES}, ("two members at once", "WholeGradient.second_inputs")),
+    (RandomDirection, {SECOND, ENGINES}, ("nothing random", "RandomDirection.second_inputs")),
+    (CroppedInputs, {SECOND, ENGINES, RESUMES}, ("(4, 3, 2, 2)", "(4, 3, 2, 1)", "CroppedInputs.second_inputs")),
+    (NoPass, {LIFE_CYCLE, ENGINES, RESUMES}, ("at least 1", "got: 0", "NoPass.passes")),
     (NegativeRate, {LIFE_CYCLE}, ("at least 0 at epoch 0.5", "NegativeRate.learning_rate")),
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
     (CountsEpochs, {RESUMES}, ("taken up after epoch 2 of 4", "CountsEpochs.epoch_started")),

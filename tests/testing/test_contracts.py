@@ -20,6 +20,8 @@ from ensemblekit.testing import contract
 
 OTHER_PARAMETERS = {
     "gncl": [{"lambda": 0}, {"mode": "exact"}],
+    "adversarial": [{"epsilon": 0.1}],
+    "dropout": [{"passes": 1}],
     "bagging": [{"weights": "bootstrap"}, {"weights": "subsample"}],
     "wagging": [{"weights": "gaussian"}],
     "smcl": [{"k": 2, "combine": "max"}],
@@ -31,6 +33,8 @@ OTHER_PARAMETERS = {
     "soft_boosting": [{"shrinkage": 0.3}],
     "fast_geometric": [{"cycles": 2}, {"cycles": 1, "cycle": 4}],
     "mlp": [{"dropout": 0.5}, {"hidden": []}],
+    "resnet": [{"width": 4, "blocks": 2, "dropout": 0.5}],
+    "mobilenet_v3_tiny": [{"dropout": 0.5}],
     "binary_resnet": [{"width": 4, "blocks": 2, "stochastic": False}],
     # its default has eleven million weights
     "torchvision": [{"arch": "shufflenet_v2_x0_5"}],
