@@ -22,11 +22,10 @@ class Layout:
         self.orders = {name: _dimensions_in_memory(tensor) for name, tensor in tensors.items()}
         self.sizes = [tensor.numel() for tensor in tensors.values()]
 
-    def join(self, tensors: Sequence[Tensor], into: Tensor | None = None) -> Tensor:
-        """A flat tensor, new or given, of tensors that are in the layout's order."""
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """A new flat tensor of tensors that are given in the layout's order."""
         pairs = zip(tensors, self.orders.values(), strict=True)
-        parts = [(tensor.permute(order) if order else tensor).reshape(-1) for tensor, order in pairs]
-        return torch.cat(parts, out=into)
+        return torch.cat([(tensor.permute(order) if order else tensor).reshape(-1) for tensor, order in pairs])
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat tensor, each in its own shape."""
@@ -54,11 +53,10 @@ class Parameters:
         self.optimized = [value.detach().requires_grad_() for value in values]
         """What the optimizer sees: the flat tensor, or each parameter."""
         self.optimizer = settings.build_optimizer(self.optimized)
-        self.gradient = torch.empty_like(values[0]) if self.layout else None
 
     def step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         """One step with the gradients of the tensors, in their order."""
-        joined = [self.layout.join(gradients, self.gradient)] if self.layout else gradients
+        joined = [self.layout.join(gradients)] if self.layout else gradients
         for value, gradient in zip(self.optimized, joined, strict=True):
             value.grad = gradient
         for group in self.optimizer.param_groups:
