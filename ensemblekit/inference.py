@@ -1,7 +1,7 @@
 """Members made ready to predict: batch norm folded into the layer before it, channels_last, a few samples at a time.
 
 Folding is exact but for rounding. It is done only where it is sure to be valid: for a convolution or linear layer and
-the batch norm that follows it directly in the same `nn.Sequential`.
+the batch norm that follows it directly in the same `nn.Sequential`. Poolings give the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _BATCH_NORMS = {
 
 
 def folded(network: nn.Module) -> tuple[nn.Module, int]:
-    """A copy for evaluation without those batch norms that are part of the layer before them now, and their number."""
+    """A copy for evaluation without those batch norms that are part of the layer before them now, and their number.
+
+    Poolings that halve an image no longer look for the places of the largest values.
+    """
     network = deepcopy(network).eval().requires_grad_(False)
     uses = Counter(id(layer) for _, layer in network.named_modules(remove_duplicate=False))
     count = 0
@@ -41,7 +44,28 @@ def folded(network: nn.Module) -> tuple[nn.Module, int]:
                 setattr(sequence, name, _fold(layer, norm))
                 setattr(sequence, following, nn.Identity())
                 count += 1
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if _halves(layer):
+                setattr(parent, name, HalvingPool())
     return network, count
+
+
+class HalvingPool(nn.Module):
+    """`nn.MaxPool2d(2)` where only the largest values are wanted and not their places: that is twice as fast."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = (size // 2 * 2 for size in images.shape[-2:])
+        images = images[..., :height, :width]
+        rows = torch.maximum(images[..., ::2, :], images[..., 1::2, :])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
+
+
+def _halves(layer: nn.Module) -> bool:
+    if type(layer) is not nn.MaxPool2d or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    sizes = {layer.kernel_size, layer.stride} <= {2, (2, 2)}
+    return sizes and (layer.padding, layer.dilation, layer.ceil_mode, layer.return_indices) == (0, 1, False, False)
 
 
 def _foldable(layer: nn.Module, norm: nn.Module) -> bool:

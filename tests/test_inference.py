@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import ensemblekit as ek
 from ensemblekit import inference
 from ensemblekit.ensemble import Ensemble
-from ensemblekit.inference import ReadyMember, folded
+from ensemblekit.inference import HalvingPool, ReadyMember, folded
 from ensemblekit.members import build_member, build_members
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -83,6 +83,39 @@ def test_what_is_not_sure_to_be_valid_is_not_folded(make):
     inputs = torch.randn(5, 4, dtype=torch.float64)
     assert count == 0
     torch.testing.assert_close(copy(inputs), network(inputs))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 3)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_pooling_that_halves_images_gives_the_same_bits(size, layout):
+    pool = nn.Sequential(nn.MaxPool2d(2))
+    copy, _ = folded(pool)
+    assert isinstance(copy[0], HalvingPool)
+    images = torch.randn(5, 3, *size).to(memory_format=layout)
+    images[0, 0, 0, 0] = float("nan")
+    found, expected = copy(images), pool(images)
+    assert found.is_contiguous(memory_format=layout)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d((2, 1)),
+        nn.AvgPool2d(2),
+    ],
+    ids=str,
+)
+def test_other_poolings_stay_as_they_are(pool):
+    copy, _ = folded(nn.Sequential(pool))
+    images = torch.randn(2, 3, 9, 9)
+    assert type(copy[0]) is type(pool)
+    assert torch.equal(copy(images), pool(images))
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
