@@ -23,7 +23,8 @@ class Ensemble(nn.Module):
 
     On a CPU, in evaluation and where no gradient is asked for, members run on copies that are made for speed, each on
     a core of its own. Changes of the members' weights are noticed (by the tensors' versions, which everything counts
-    but writing to ``parameter.data``), and new copies are made.
+    but writing to ``parameter.data``), and new copies are made. Where a method makes noisy passes (`dropout`), only one
+    thread at a time may ask: its layers remember which pass they are in.
     """
 
     def __init__(

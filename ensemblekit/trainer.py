@@ -19,20 +19,19 @@ from torch import Tensor
 from ensemblekit.data import Batch, Data, Split
 from ensemblekit.engines import ENGINES, Engine, Settings, unsupported
 from ensemblekit.engines.auto import measure_engines
-from ensemblekit.errors import Interrupted, NumericError, UsageError
+from ensemblekit.errors import Interrupted, UsageError
 from ensemblekit.interruption import StopRequest
 from ensemblekit.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.objectives import Objective
 from ensemblekit.progress import Progress
 from ensemblekit.run_directory import Checkpoint, RunDirectory
 from ensemblekit.seeding import derive_seed
+from ensemblekit.seen import Seen
 from ensemblekit.spec import Spec
 from ensemblekit.training_members import TrainingMembers
 
 CHECK_EVERY = 64
 """Steps between two looks at whether everything is still finite: looking waits for the device."""
-KEPT_BYTES = 2**24
-"""How much of the steps' outputs is kept until they are counted together, which costs less than one by one."""
 EVALUATED_BYTES = 2**22
 """How large batches are in evaluation, if that is more than a batch of training: nothing is learnt from them."""
 
@@ -178,7 +177,7 @@ class Trainer:
     def _steps(self, engine: Engine, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, float]:
         """All steps of an epoch; returns what was seen on the way."""
         columns = [slot.member for slot in engine.running]
-        seen = _Seen(self.objective, columns)
+        seen = Seen(self.objective, columns)
         rate = 0.0
         batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch)
         for step, batch in enumerate(batches):
@@ -258,66 +257,3 @@ class Elapsed:
     """How long something took, once it has ended."""
 
     seconds: float = 0.0
-
-
-class _Seen:
-    """What an epoch's steps gave, kept on the device: nothing is read back but every CHECK_EVERY steps."""
-
-    def __init__(self, objective: Objective, columns: list[int]) -> None:
-        self.objective, self.columns = objective, columns
-        self.kept: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Objective, outputs (M, B, C) and targets of the steps that are not counted yet."""
-        self.sums: dict[str, Tensor] = {}
-        self.finite: list[Tensor] = []
-        """For each step since the last look, whether each member's outputs and the objective are finite, (M + 1,)."""
-        self.steps = self.samples = 0
-
-    def add(self, value: Tensor, outputs: Tensor, batch: Batch) -> None:
-        self.kept.append((value, outputs, batch.targets))
-        self.steps += 1
-        if len(self.kept) * outputs.numel() * outputs.element_size() >= KEPT_BYTES:
-            self._count()
-
-    def _count(self) -> None:
-        """Add up what was kept."""
-        if not self.kept:
-            return
-        sizes = [outputs.shape[1] for _, outputs, _ in self.kept]
-        values = torch.stack([value for value, _, _ in self.kept])
-        outputs = torch.cat([outputs for _, outputs, _ in self.kept], dim=1)
-        targets = torch.cat([targets for _, _, targets in self.kept])
-        loss, combined = self.objective.loss, self.objective.combine(outputs)
-        weighted = sum(value * size for value, size in zip(values, sizes, strict=True))
-        sums = {"train_objective": weighted, "train_loss": loss(combined, targets).sum()}
-        if not targets.is_floating_point():
-            classes = loss.probabilities(combined).argmax(dim=-1)
-            sums["train_accuracy"] = (classes == targets.clamp_min(0)).sum()
-        for name, number in sums.items():
-            self.sums[name] = self.sums[name] + number if name in self.sums else number
-        by_step = outputs.isfinite().all(dim=-1).split(sizes, dim=1)
-        members = torch.stack([finite.all(dim=1) for finite in by_step])
-        self.finite.append(torch.cat([members, values.isfinite().unsqueeze(1)], dim=1))
-        self.samples += sum(sizes)
-        self.kept.clear()
-
-    def check_finite(self, epoch: int, path: object) -> None:
-        """Raise an error that names the step, and the member if one of them is to blame."""
-        self._count()
-        if not self.finite or self.finite[0].is_meta:
-            return
-        good = torch.cat(self.finite)
-        if not bool(good.all()):
-            bad_step = int((~good.all(dim=1)).nonzero()[0])
-            members = [self.columns[place] for place in (~good[bad_step, :-1]).nonzero().flatten().tolist()]
-            whose = f"the outputs of member {members[0]}" if members else "the objective"
-            step = self.steps - len(good) + bad_step + 1
-            raise NumericError(
-                f"{whose} became nan or infinite at epoch {epoch}, step {step}",
-                f"{path} keeps the checkpoint of epoch {epoch - 1}",
-                "lower training.optimizer.lr, or set training.clip_norm",
-            )
-        self.finite.clear()
-
-    def means(self) -> dict[str, float]:
-        """The means over the epoch's samples."""
-        return {name: float(number) / self.samples for name, number in self.sums.items()}

@@ -56,14 +56,14 @@ def whole_epoch(made: Trainer) -> dict[str, float]:
 def test_a_whole_epoch_runs_on_a_device_that_has_no_values(method, model, monkeypatch):
     """Data, augmentation, members, objective, optimizer and metrics: a tensor of the CPU among them would fail."""
     made = trainer(method, model, "meta")
-    monkeypatch.setattr(training._Seen, "means", lambda seen: {name: value.device for name, value in seen.sums.items()})
+    monkeypatch.setattr(training.Seen, "means", lambda seen: {name: value.device for name, value in seen.sums.items()})
     seen = whole_epoch(made)
     assert {str(seen[name]) for name in ("train_objective", "train_loss", "train_accuracy")} == {"meta"}
 
 
 def test_recomputing_runs_on_it_too(monkeypatch):
     made = trainer({"name": "gncl"}, {"name": "mlp"}, "meta", recompute=True)
-    monkeypatch.setattr(training._Seen, "means", lambda seen: {})
+    monkeypatch.setattr(training.Seen, "means", lambda seen: {})
     assert "learning_rate" in whole_epoch(made)
 
 
@@ -75,7 +75,7 @@ def test_a_step_reads_no_value_back(engine, method, monkeypatch):
     batches = list(made.data.train.training_batches(32, 0, 1))
     columns = [slot.member for slot in running.running]
     weights = [made._weights(batch, columns) for batch in batches]
-    seen = training._Seen(made.objective, columns)
+    seen = training.Seen(made.objective, columns)
     read: list[str] = []
 
     def counting(name: str):
