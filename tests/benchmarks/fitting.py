@@ -146,6 +146,7 @@ class PeerFit:
     def prepare(self) -> None:
         import torchensemble
 
+        torch.manual_seed(SEED)  # it draws members and batches from the global generator
         spec = self.workload.run_spec
         self.ensemble = getattr(torchensemble, self.classifier)(
             estimator=Member,

@@ -43,7 +43,7 @@ def resnet_16(options: Options) -> Iterator[Measured]:
     shape = "ResNet W=16, M=8, B=128, Fashion-MNIST"
     yield against_naive("small-convolutions", f"{shape}, GNCL", "≥ 1.6×", options)
     data, source = clothes(*((16, 16) if options.smoke else (10 * 128, 2000)))
-    peer = PeerFit("BaggingClassifier", with_adam(workload("small-weighted", options)), data, epochs=3)
+    peer = PeerFit("BaggingClassifier", with_adam(workload("small-weighted", options)), data, epochs=8)
     yield against_peer(f"{shape}, bagging", "≥ 2×", peer, source, options)
 
 
