@@ -12,7 +12,7 @@ from toy_plugins import Huber
 
 import ensemblekit as ek
 from ensemblekit.errors import DataError
-from ensemblekit.losses import MSE, NLL, CrossEntropy, Exponential, GaussianHinge, Loss
+from ensemblekit.losses import FEW_CLASSES, MSE, NLL, CrossEntropy, Exponential, GaussianHinge, Loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 B, C = 6, 4
@@ -38,6 +38,20 @@ def by_name(loss: Loss) -> str:
 def test_cross_entropy_equals_torchs():
     expected = torch.nn.functional.cross_entropy(LOGITS, CLASSES, reduction="none")
     torch.testing.assert_close(CrossEntropy()(LOGITS, CLASSES), expected)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, FEW_CLASSES - 1, FEW_CLASSES, 100])
+def test_cross_entropy_of_few_and_of_many_classes_has_torchs_values_and_gradients(num_classes):
+    generator = torch.Generator().manual_seed(num_classes)
+    outputs = torch.randn(3, B, num_classes, generator=generator, dtype=torch.float64, requires_grad=True)
+    classes = torch.randint(num_classes, (B,), generator=generator)
+    found = CrossEntropy()(outputs, classes)
+    expected = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), classes.repeat(3), reduction="none").unflatten(
+        0, (3, B)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(losses.square().sum(), outputs)[0] for losses in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 def test_cross_entropy_of_extreme_logits_is_finite():

@@ -127,3 +127,21 @@ def test_a_subclass_of_a_known_layer_is_not_taken_for_it():
     assert StackedNetwork(network).vmapped_layers() == ["Shifted"]
     outputs = StackedNetwork(network)(stacked([network]), torch.ones(2, 5))
     torch.testing.assert_close(outputs[0], network(torch.ones(2, 5)))
+
+
+def test_a_first_layer_that_works_in_place_leaves_the_batch_as_it_is():
+    network = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 2))
+    inputs = torch.randn(B, 5)
+    before = inputs.clone()
+    outputs = StackedNetwork(network)(stacked([network] * K), inputs)
+    assert torch.equal(inputs, before)
+    torch.testing.assert_close(outputs[0], network(before.clone()))
+    assert network[0].inplace
+
+
+def test_batch_norm_refuses_to_learn_from_one_sample_as_it_does_unstacked():
+    network = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)).train()
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        network(torch.randn(1, 5))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        StackedNetwork(network)(stacked([network] * K), torch.randn(1, 5))
