@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from ensemblekit.ensemble import Ensemble
 from ensemblekit.errors import DataError
 from ensemblekit.images import ImageTransform
 from ensemblekit.metrics import mutual_information
-
-if TYPE_CHECKING:
-    pass
 
 BATCH_SIZE = 256
 

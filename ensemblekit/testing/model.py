@@ -82,6 +82,7 @@ def model_checks(model: Model) -> list[Check]:
         "outputs have the right shape and are finite": output_shapes,
         "weights come from the seed and differ between members": seeds,
         "every parameter learns": learning_parameters,
+        "inputs stay as they are": untouched_inputs,
         "evaluation is repeatable and changes nothing": evaluation,
         "a sample's output does not depend on the others": batch_independence,
         "saved weights give the same network": state_round_trip,
@@ -160,6 +161,21 @@ def learning_parameters(bench: ModelBench) -> None:
             raise ContractError(f"a gradient for parameter {name}", "none: outputs do not depend on it", where, fix)
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
             raise ContractError(f"a finite gradient for parameter {name}", "nan or infinity", where)
+
+
+def untouched_inputs(bench: ModelBench) -> None:
+    """Members share a batch: what one of them changes in it, the next one sees."""
+    given = bench.inputs()
+    for training in (True, False):
+        seen = given.clone()
+        with torch.no_grad():
+            bench.build().train(training)(seen)
+        if wrong := difference(seen, given, 0.0):
+            when = "training" if training else "evaluation"
+            fix = "let its first layer work on a copy: inplace=False, x - mean rather than x.sub_(mean)"
+            raise ContractError(
+                f"the batch as it was after a pass in {when}", wrong, look_at(bench.model_class, "build"), fix
+            )
 
 
 def evaluation(bench: ModelBench) -> None:

@@ -13,6 +13,7 @@ ACCEPTED = "it builds networks for the inputs that it accepts"
 SHAPES = "outputs have the right shape and are finite"
 SEEDS = "weights come from the seed and differ between members"
 LEARNS = "every parameter learns"
+UNTOUCHED = "inputs stay as they are"
 EVALUATION = "evaluation is repeatable and changes nothing"
 INDEPENDENT = "a sample's output does not depend on the others"
 SAVED = "saved weights give the same network"
@@ -96,6 +97,17 @@ class Unused(GoodModel):
         network = _Net(input_shape, num_outputs)
         network.forgotten = nn.Linear(2, 2)
         return network
+
+
+class WorksInPlace(GoodModel):
+    """Centres the batch that it was given, and that the other members will be given too."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs.sub_(0.5))
+
+        return Network(input_shape, num_outputs)
 
 
 class CountsInEvaluation(GoodModel):
@@ -197,7 +209,7 @@ class Layout(GoodModel):
             yield Problem("", "three channels only", "")
 
 
-ALL = {SHAPES, SEEDS, LEARNS, EVALUATION, INDEPENDENT, SAVED} | WAYS
+ALL = {SHAPES, SEEDS, LEARNS, UNTOUCHED, EVALUATION, INDEPENDENT, SAVED} | WAYS
 FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
     (ImagesOnly, {ACCEPTED}, ("inputs of shape (7,)", "check_spec", "ImagesOnly.build")),
     (TakesNothing, ALL, ("no input is good enough",)),
@@ -205,6 +217,11 @@ FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
     (SeedsItself, {SEEDS}, ("other weights for another member", "SeedsItself.build")),
     (Counting, {SEEDS}, ("the same weights for the same seed", "linear.bias")),
     (Unused, {LEARNS}, ("forgotten.weight", "requires_grad = False")),
+    (
+        WorksInPlace,
+        {UNTOUCHED, works("vmap"), works("export")},
+        ("batch as it was", "inplace=False", "WorksInPlace.build"),
+    ),
     (CountsInEvaluation, {EVALUATION}, ("passes", "only if self.training")),
     (CentresTheBatch, {INDEPENDENT}, ("one by one", "nn.BatchNorm")),
     (KeepsAScaleAside, {SAVED, works("vmap")}, ("state dict", "persistent buffers")),
