@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +16,7 @@ from ensemblekit.images import ImageTransform
 from ensemblekit.inference import ReadyMember
 from ensemblekit.losses import Loss
 from ensemblekit.memory import keep_freed_memory
-from ensemblekit.noise import noise_of_pass
+from ensemblekit.noise import outputs_of_passes
 from ensemblekit.objectives import Objective
 from ensemblekit.plugin import DataInfo
 from ensemblekit.spec import Spec
@@ -23,8 +27,7 @@ class Ensemble(nn.Module):
 
     On a CPU, in evaluation and where no gradient is asked for, members run on copies that are made for speed, each on
     a core of its own. Changes of the members' weights are noticed (by the tensors' versions, which everything counts
-    but writing to ``parameter.data``), and new copies are made. Where a method makes noisy passes (`dropout`), only one
-    thread at a time may ask: its layers remember which pass they are in.
+    but writing to ``parameter.data``), and new copies are made.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class Ensemble(nn.Module):
         self._objective = Objective(spec.methods, spec.loss)
         self._passes = self._objective.passes(spec.ensemble.members)
         self._cores = Cores()
+        self._noisy = Lock()
+        """Held in noisy passes: the networks' layers remember which one they are in."""
         self._ready: tuple[list[tuple[int, int]], list[ReadyMember]] | None = None
 
     @property
@@ -54,16 +59,20 @@ class Ensemble(nn.Module):
     def member_outputs(self, inputs: Tensor) -> Tensor:
         """The members' raw outputs (M, B, C); if a method asks for S noisy passes (S M, B, C), the first pass first."""
         in_evaluation = not any(member.training for member in self.members)
-        if self._passes is None or not in_evaluation:
-            return self._pass(inputs, None, in_evaluation)
-        return torch.cat([self._pass(inputs, number, in_evaluation) for number in range(self._passes)])
+        passes = self._passes if in_evaluation else None
+        with nullcontext() if passes is None else self._noisy:
+            if inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
+                outputs = self._cores.map(lambda member: member(inputs, passes), self._ready_members())
+            else:
+                outputs = [outputs_of_passes(member, inputs, passes) for member in self.members]
+        return torch.stack(outputs, dim=1).flatten(0, 1)
 
-    def _pass(self, inputs: Tensor, number: int | None, in_evaluation: bool) -> Tensor:
-        if inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
-            ready = self._ready_members()
-            return torch.stack(self._cores.map(lambda member: member(inputs, number), ready))
-        with noise_of_pass(self.members, number):
-            return torch.stack([member(inputs) for member in self.members])
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
+        members = deepcopy(self.members, memo)
+        fitted = deepcopy(self.fitted, memo)
+        twin = Ensemble(list(members), self.spec, self.info, self.classes, self.transform, fitted)
+        twin.training = twin.members.training = self.training
+        return twin
 
     def _ready_members(self) -> list[ReadyMember]:
         versions = [

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from ensemblekit.noise import noise_of_pass
+from ensemblekit.noise import outputs_of_passes
 
 CHUNK_BYTES = 2**18
 """How much of a batch a member takes at a time: so little that what is between its layers stays in the cache."""
@@ -90,18 +90,13 @@ class ReadyMember:
         if channels_last:
             self.network.to(memory_format=torch.channels_last)
 
-    def __call__(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        """Outputs (B, C), without a graph; in one of the noisy passes or without noise."""
+    def __call__(self, inputs: Tensor, passes: int | None = None) -> Tensor:
+        """Outputs (S, B, C) of noisy passes, or (1, B, C) of one without noise; without a graph."""
         with torch.inference_mode():
             if self.channels_last and inputs.ndim == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             if inputs.device.type != "cpu":
-                return self._called(inputs, number)
+                return outputs_of_passes(self.network, inputs, passes)
             sample_bytes = inputs[:1].numel() * inputs.element_size()
             chunks = inputs.split(max(FEWEST_SAMPLES, CHUNK_BYTES // max(1, sample_bytes)))
-            return torch.cat([self._called(chunk, number) for chunk in chunks])
-
-    def _called(self, inputs: Tensor, number: int | None) -> Tensor:
-        with noise_of_pass(self.network, number):
-            outputs: Tensor = self.network(inputs)
-            return outputs
+            return torch.cat([outputs_of_passes(self.network, chunk, passes) for chunk in chunks], dim=1)

@@ -102,14 +102,11 @@ def first_call_of_pass(number: int) -> int:
 
 
 @contextmanager
-def noise_of_pass(network: nn.Module, number: int | None) -> Iterator[None]:
-    """Let a network in evaluation draw too: the numbers of one pass, whenever it is made; None: it draws none.
+def noise_of_pass(network: nn.Module, number: int) -> Iterator[None]:
+    """Let a network in evaluation draw too: the numbers of one pass, whenever it is made.
 
     Enter it anew for every call of the network.
     """
-    if number is None:
-        yield
-        return
     layers = noise_layers(network)
     before = [(layer.noise_step.clone(), layer.calls) for layer in layers]
     for layer in layers:
@@ -121,6 +118,30 @@ def noise_of_pass(network: nn.Module, number: int | None) -> Iterator[None]:
         for layer, (step, calls) in zip(layers, before, strict=True):
             layer.in_pass, layer.calls = False, calls
             layer.noise_step.copy_(step)
+
+
+def outputs_of_passes(network: nn.Module, inputs: Tensor, passes: int | None) -> Tensor:
+    """What a network in evaluation says in S noisy passes (S, B, C); None: in one without noise, (1, B, C).
+
+    Layers before the first that draws say the same in all passes, and run once.
+    """
+    if passes is None:
+        return torch.stack([network(inputs)])
+    quiet, noisy = _parted(network)
+    features = quiet(inputs)
+    outputs = []
+    for number in range(passes):
+        with noise_of_pass(noisy, number):
+            outputs.append(noisy(features.clone()))  # which a layer may work on in place
+    return torch.stack(outputs)
+
+
+def _parted(network: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The layers before the first that draws, and the rest; it is known which they are in a plain `nn.Sequential`."""
+    if type(network) is not nn.Sequential or network._forward_hooks or network._forward_pre_hooks:
+        return nn.Identity(), network
+    first = next((place for place, layer in enumerate(network) if noise_layers(layer)), len(network))
+    return network[:first], network[first:]
 
 
 def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size) -> Tensor:

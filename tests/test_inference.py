@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,11 +36,11 @@ def trained(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 def test_a_folded_network_has_no_batch_norm_and_gives_the_same_outputs_to_twelve_digits(name, shape):
     network = trained(build_member(ek.models()[name].load()(), shape, 5, seed=0, member=0), shape)
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    copy, count = folded(network)
+    twin, count = folded(network)
     inputs = torch.randn(4, *shape, dtype=torch.float64)
-    torch.testing.assert_close(copy(inputs), network(inputs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(twin(inputs), network(inputs), rtol=1e-12, atol=1e-12)
     assert count == sum(isinstance(layer, NORMS) for layer in network.modules()) > 0
-    assert not any(isinstance(layer, NORMS) for layer in copy.modules())
+    assert not any(isinstance(layer, NORMS) for layer in twin.modules())
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
@@ -79,21 +81,21 @@ def watched() -> nn.Module:
 )
 def test_what_is_not_sure_to_be_valid_is_not_folded(make):
     network = trained(make(), (4,))
-    copy, count = folded(network)
+    twin, count = folded(network)
     inputs = torch.randn(5, 4, dtype=torch.float64)
     assert count == 0
-    torch.testing.assert_close(copy(inputs), network(inputs))
+    torch.testing.assert_close(twin(inputs), network(inputs))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 3)])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_a_pooling_that_halves_images_gives_the_same_bits(size, layout):
     pool = nn.Sequential(nn.MaxPool2d(2))
-    copy, _ = folded(pool)
-    assert isinstance(copy[0], HalvingPool)
+    twin, _ = folded(pool)
+    assert isinstance(twin[0], HalvingPool)
     images = torch.randn(5, 3, *size).to(memory_format=layout)
     images[0, 0, 0, 0] = float("nan")
-    found, expected = copy(images), pool(images)
+    found, expected = twin(images), pool(images)
     assert found.is_contiguous(memory_format=layout)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -112,10 +114,10 @@ def test_a_pooling_that_halves_images_gives_the_same_bits(size, layout):
     ids=str,
 )
 def test_other_poolings_stay_as_they_are(pool):
-    copy, _ = folded(nn.Sequential(pool))
+    twin, _ = folded(nn.Sequential(pool))
     images = torch.randn(2, 3, 9, 9)
-    assert type(copy[0]) is type(pool)
-    assert torch.equal(copy(images), pool(images))
+    assert type(twin[0]) is type(pool)
+    assert torch.equal(twin(images), pool(images))
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
@@ -126,7 +128,7 @@ def test_a_large_batch_is_taken_in_pieces_that_give_the_whole(channels_last, mon
     ready = ReadyMember(network, channels_last)
     ready.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     inputs = torch.randn(23, 3, 8, 8, dtype=torch.float64)
-    torch.testing.assert_close(ready(inputs), network(inputs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ready(inputs)[0], network(inputs), rtol=1e-12, atol=1e-12)
     assert sizes == [10, 10, 3]
 
 
@@ -163,6 +165,21 @@ def test_an_ensemble_notices_that_its_members_have_changed(ensemble, change):
         after = ensemble(inputs)
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, ensemble(inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_deep_copy_is_an_ensemble_of_its_own(ensemble, training):
+    inputs = torch.randn(7, 1, 8, 8)
+    with torch.no_grad():
+        before = ensemble(inputs)  # its threads have started
+        ensemble.train(training)
+        twin = copy.deepcopy(ensemble)
+        assert {module.training for module in twin.modules()} == {training}
+        assert torch.equal(twin.eval()(inputs), before)
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert not twin(inputs).any()
+        assert torch.equal(ensemble.eval()(inputs), before)
 
 
 def test_an_ensemble_in_training_runs_its_members_as_they_are(ensemble):

@@ -90,15 +90,9 @@ class Engine(ABC):
     def update(self, learning_rate: float) -> None:
         """One step of the optimizer for every member that learns."""
 
+    @abstractmethod
     def predict(self, inputs: Tensor) -> Tensor:
         """The outputs (M, B, C) of all slots for evaluation, or those of all passes in turn; nothing changes."""
-        if self.settings.passes is None:
-            return self.predict_pass(inputs)
-        return torch.cat([self.predict_pass(inputs, number) for number in range(self.settings.passes)])
-
-    @abstractmethod
-    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        """The outputs (M, B, C) of all slots in one of the noisy passes, or without noise."""
 
     @abstractmethod
     def store_optimizer_state(self) -> None:

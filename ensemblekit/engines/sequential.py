@@ -11,7 +11,7 @@ from torch import Tensor
 from ensemblekit.data import Batch
 from ensemblekit.engines.base import Engine, Settings, Slot, added, at_least_float32, sent_back
 from ensemblekit.engines.flat import Parameters, clipped
-from ensemblekit.noise import noise_layers, noise_of_pass, set_noise_step
+from ensemblekit.noise import noise_layers, outputs_of_passes, set_noise_step
 from ensemblekit.objectives import Objective
 
 
@@ -40,7 +40,7 @@ class MemberRunner:
         """Outputs (B, C) in training, detached; a frozen member runs as in evaluation."""
         if self.slot.frozen:
             self.second_inputs = inputs if self.engine.has_second_pass and not second_pass else None
-            return self.predict(inputs)
+            return self.predict(inputs)[0]
         if not self.network.training:
             self.network.train()
         self.step, self.second_pass = step, second_pass
@@ -91,11 +91,13 @@ class MemberRunner:
         self.gradients = ()
         self.slot.steps += 1
 
-    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        """Outputs (B, C) in evaluation, in one of the noisy passes or without noise."""
+    def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
+        """Outputs (S, B, C) in evaluation of noisy passes, or (1, B, C) of one without noise."""
         self.network.eval()
-        with torch.no_grad(), self.engine.autocast(), noise_of_pass(self.network, number):
-            return at_least_float32(self.call(inputs))
+        with torch.no_grad(), self.engine.autocast():
+            if passes is None:
+                return at_least_float32(torch.stack([self.call(inputs)]))
+            return at_least_float32(outputs_of_passes(self.network, inputs, passes))
 
     def train_apart(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
@@ -149,8 +151,9 @@ class SequentialEngine(Engine):
     def update(self, learning_rate: float) -> None:
         self.each(lambda runner, _: runner.update(learning_rate), self.running)
 
-    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        return torch.stack(self.each(lambda runner, _: runner.predict(inputs, number), self.slots))
+    def predict(self, inputs: Tensor) -> Tensor:
+        passes = self.settings.passes
+        return torch.stack(self.each(lambda runner, _: runner.predict(inputs, passes), self.slots), dim=1).flatten(0, 1)
 
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int

@@ -54,8 +54,8 @@ class Cohort:
         self.second_inputs: Tensor | None = None
         self.second_pass = False
         self.gradients: Sequence[Tensor] = ()
-        network = StackedNetwork(self.skeleton)
-        self.call = torch.compile(network.__call__) if engine.settings.compile else network.__call__
+        self.network = StackedNetwork(self.skeleton)
+        self.call = torch.compile(self.network.__call__) if engine.settings.compile else self.network.__call__
 
     def _stacked_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers (K, …) by name; those that learn are given to an optimizer."""
@@ -79,7 +79,7 @@ class Cohort:
         """Outputs (K, B, C) in training, detached."""
         if self.frozen:
             self.second_inputs = inputs if self.engine.has_second_pass else None
-            return self.predict(inputs)
+            return self.predict(inputs)[0]
         if self.engine.has_second_pass:
             # each member has a gradient of its own for them
             inputs = inputs.expand(len(self.slots), *inputs.shape).detach().requires_grad_()
@@ -89,7 +89,7 @@ class Cohort:
         """The same for the second inputs, which `backward` has made; those of frozen members are the first ones."""
         inputs, self.second_inputs = self.second_inputs, None
         assert inputs is not None
-        return self.predict(inputs) if self.frozen else self._kept(inputs, self.step, second_pass=True)
+        return self.predict(inputs)[0] if self.frozen else self._kept(inputs, self.step, second_pass=True)
 
     def _kept(self, inputs: Tensor, step: int, second_pass: bool) -> Tensor:
         """Outputs, detached; what `backward` needs is kept."""
@@ -139,15 +139,21 @@ class Cohort:
         for slot in self.slots:
             slot.steps += 1
 
-    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        """Outputs (K, B, C) in evaluation, in one of the noisy passes or without noise."""
+    def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
+        """Outputs (S, K, B, C) in evaluation of noisy passes, or (1, K, B, C) of one without noise."""
         self.skeleton.eval()
-        tensors = self.tensors
-        if number is not None:
-            first = first_call_of_pass(number)
-            tensors = tensors | {name: torch.full_like(tensors[name], first) for name in self.noise_steps}
-        with torch.no_grad(), self.engine.autocast(), noise_of_pass(self.skeleton, number):
-            return at_least_float32(self.call(tensors, inputs))
+        with torch.no_grad(), self.engine.autocast():
+            if passes is None:
+                return at_least_float32(torch.stack([self.call(self.tensors, inputs)]))
+            quiet, noisy = self.network.parted()
+            features = quiet(self.tensors, inputs)
+            outputs = []
+            for number in range(passes):
+                first = first_call_of_pass(number)
+                steps = {name: torch.full_like(self.tensors[name], first) for name in self.noise_steps}
+                with noise_of_pass(self.skeleton, number):
+                    outputs.append(noisy(self.tensors | steps, features.clone(), not quiet.stacks))
+            return at_least_float32(torch.stack(outputs))
 
     def store_optimizer_state(self) -> None:
         if self.frozen:
@@ -207,8 +213,9 @@ class StackedEngine(Engine):
         for cohort in self.cohorts:
             cohort.update(learning_rate)
 
-    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        return self._in_order(self.cohorts, [cohort.predict(inputs, number) for cohort in self.cohorts], self.slots)
+    def predict(self, inputs: Tensor) -> Tensor:
+        outputs = [cohort.predict(inputs, self.settings.passes).transpose(0, 1) for cohort in self.cohorts]
+        return self._in_order(self.cohorts, outputs, self.slots).transpose(0, 1).flatten(0, 1)
 
     def store_optimizer_state(self) -> None:
         for cohort in self.cohorts:

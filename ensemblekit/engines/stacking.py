@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from ensemblekit.noise import Dropout, uniform_numbers
+from ensemblekit.noise import Dropout, noise_layers, uniform_numbers
 
 Tensors = Mapping[str, Tensor]
 """Parameters and buffers by name, each (K, …)."""
@@ -43,8 +43,8 @@ class StackedNetwork:
             part = _by_hand(name, layer)
             if part is not None:
                 self.layers.append(part)
-            elif self.layers and isinstance(self.layers[-1], _Vmapped):
-                self.layers[-1].add(name, layer)
+            elif self.layers and isinstance(last := self.layers[-1], _Vmapped) and last.may_take(layer):
+                last.add(name, layer)
             else:
                 self.layers.append(_Vmapped(name, layer))
 
@@ -54,6 +54,18 @@ class StackedNetwork:
             inputs = layer(tensors, inputs, shared)
             shared = shared and not layer.stacks
         return inputs
+
+    def parted(self) -> tuple[StackedNetwork, StackedNetwork]:
+        """The layers before the first that draws random numbers, and the rest."""
+        first = next((place for place, layer in enumerate(self.layers) if layer.draws), len(self.layers))
+        quiet, noisy = copy(self), copy(self)
+        quiet.layers, noisy.layers = self.layers[:first], self.layers[first:]
+        return quiet, noisy
+
+    @property
+    def stacks(self) -> bool:
+        """Whether outputs are (K, B, …) where inputs are (B, …) for all members."""
+        return any(layer.stacks for layer in self.layers)
 
     def vmapped_layers(self) -> list[str]:
         """The kinds of layers that are left to `torch.func.vmap`."""
@@ -92,6 +104,8 @@ class _Part(ABC):
 
     stacks: ClassVar[bool] = True
     """Whether outputs are (K, B, …) whatever the inputs are."""
+    draws: bool = False
+    """Whether it may draw random numbers."""
 
     @abstractmethod
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor: ...
@@ -188,6 +202,8 @@ class _BatchNorm(_Part):
 
 
 class _Dropout(_Part):
+    draws = True
+
     def __init__(self, name: str, layer: Dropout) -> None:
         self.layer = layer
         self.key, self.step = (f"{name}.{part}".lstrip(".") for part in ("noise_key", "noise_step"))
@@ -216,9 +232,14 @@ class _Vmapped(_Part):
             for shared in (True, False)
         }
 
+    def may_take(self, layer: nn.Module) -> bool:
+        """Whether a further layer may be added; what draws begins anew, so that passes can start there."""
+        return self.draws or not noise_layers(layer)
+
     def add(self, name: str, layer: nn.Module) -> None:
         """Run a further layer after those that are here."""
         self.layers[f"{name}." if name else ""] = layer
+        self.draws = self.draws or bool(noise_layers(layer))
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
         own = {key: value for key, value in tensors.items() if key.startswith(tuple(self.layers))}

@@ -42,8 +42,8 @@ class ThreadedEngine(SequentialEngine):
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         return super().forward(self._arranged(inputs), step)
 
-    def predict_pass(self, inputs: Tensor, number: int | None = None) -> Tensor:
-        return super().predict_pass(self._arranged(inputs), number)
+    def predict(self, inputs: Tensor) -> Tensor:
+        return super().predict(self._arranged(inputs))
 
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
@@ -88,10 +88,10 @@ class FoldingRunner(MemberRunner):
             self.ready = None
         return super().forward(inputs, step, second_pass)
 
-    def predict(self, inputs: Tensor, number: int | None = None) -> Tensor:
+    def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
         if self.engine.settings.compile:
-            return super().predict(inputs, number)
+            return super().predict(inputs, passes)
         if self.ready is None:
             self.ready = ReadyMember(self.network, self.channels_last)
         with self.engine.autocast():
-            return at_least_float32(self.ready(inputs, number))
+            return at_least_float32(self.ready(inputs, passes))

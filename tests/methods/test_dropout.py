@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from ensemblekit.cli import main
 from ensemblekit.engines import ENGINES, Settings, Slot
 from ensemblekit.errors import SpecError, UsageError
 from ensemblekit.members import build_members
-from ensemblekit.noise import with_own_noise
+from ensemblekit.noise import noise_of_pass, with_own_noise
 from ensemblekit.objectives import Objective
 from ensemblekit.optimizers import optimizer_section
 
@@ -107,6 +108,57 @@ def test_a_pass_is_the_network_without_the_units_it_drops(way):
     kept = (outputs[:, :, :64] - biases.unsqueeze(1)) / (2 * weights.mT)  # of each unit 0 or 1, for all outputs alike
     torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)
     assert set(kept.round().unique().tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("way", [*sorted(ENGINES), "ensemble", "ensemble with a graph"])
+def test_layers_before_the_first_that_draws_run_once_for_all_passes_and_may_not_be_spoilt_by_those_after_it(way):
+    class Counting(nn.Flatten):
+        runs = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            Counting.runs += 1
+            return super().forward(images)
+
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, features: Tensor) -> Tensor:
+            return self.dropout(features.mul_(2))
+
+    networks = [nn.Sequential(Counting(), InPlace(), nn.Linear(64, C)) for _ in range(M)]
+    networks = [with_own_noise(network, 0, member).eval() for member, network in enumerate(networks)]
+    expected = []
+    with torch.no_grad():
+        for number in range(S):
+            for network in networks:
+                with noise_of_pass(network, number):
+                    expected.append(network(inputs()))
+    Counting.runs = 0
+    if way in ENGINES:
+        running = engine(way, networks, ek.models()["mlp"].load()())
+        found = running.predict(inputs())
+        running.close()
+    else:
+        ensemble = ek.Ensemble(networks, ek.load_spec(tables()), ek.DataInfo("classification", SHAPE, C)).eval()
+        with torch.set_grad_enabled(way != "ensemble"):
+            found = ensemble.member_outputs(inputs()).detach()
+    assert Counting.runs == (1 if way == "stacked" else M)
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+def test_threads_may_ask_an_ensemble_at_the_same_time(tmp_path):
+    networks, _ = members("mlp")
+    ensemble = ek.Ensemble(networks, ek.load_spec(tables()), ek.DataInfo("classification", SHAPE, C)).eval()
+
+    def ask(_: int) -> Tensor:
+        with torch.no_grad():
+            return ensemble.member_outputs(inputs())
+
+    alone = ask(0)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(outputs, alone) for outputs in pool.map(ask, range(100)))
 
 
 @pytest.mark.parametrize("way", sorted(ENGINES))
