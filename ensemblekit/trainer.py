@@ -65,6 +65,8 @@ class Trainer:
         if self.objective.fits_combiner and data.validation is None:
             what = "a method learns from held-out data how to combine the members, and there is none"
             raise UsageError(what, "data.validation_fraction", "set it to more than 0")
+        self.known_outputs: dict[int, Tensor] = {}
+        """What the members say of a split, by its id, until they learn: a run ends with what its last epoch asked."""
         self.fitted: Tensor | None = None
         """What the combiner learnt from the validation data, at the last evaluation."""
         self.steps_per_epoch = len(data.train.training_batch_lengths(spec.training.batch_size))
@@ -112,16 +114,17 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Become what was saved."""
         self.members.restore(checkpoint.tensors, checkpoint.state["members"])
+        self.known_outputs.clear()
         self.best_loss, self.since_best = checkpoint.state["best_loss"] or math.inf, checkpoint.state["since_best"]
 
     def test(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """The final metrics on the test data, and those of each member."""
-        if self.objective.fits_combiner and self.data.validation is not None:
-            self._fit_combiner(self._outputs(self.data.validation), self.data.validation)
-        outputs = self._outputs(self.data.test)
-        targets, loss = self.data.test.targets, self.spec.loss
-        metrics = self._metrics(outputs, self.data.test)
-        members = member_metrics(outputs, targets, loss)
+        with self._clock("evaluation"):
+            if self.objective.fits_combiner and self.data.validation is not None:
+                self._fit_combiner(self._outputs(self.data.validation), self.data.validation)
+            outputs = self._outputs(self.data.test)
+            metrics = self._metrics(outputs, self.data.test)
+            members = member_metrics(outputs, self.data.test.targets, self.spec.loss)
         for place, entry in enumerate(members):
             number, network = divmod(place, len(self.members))
             slot = self.members.slots[network]
@@ -176,6 +179,7 @@ class Trainer:
 
     def _steps(self, engine: Engine, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, float]:
         """All steps of an epoch; returns what was seen on the way."""
+        self.known_outputs.clear()
         columns = [slot.member for slot in engine.running]
         seen = Seen(self.objective, columns)
         rate = 0.0
@@ -219,10 +223,12 @@ class Trainer:
         return evaluate(outputs, split.targets, self.spec.loss, combined)
 
     def _outputs(self, split: Split) -> Tensor:
-        engine = self._make_engine()
-        fitting = EVALUATED_BYTES // (4 * math.prod(self.data.info.input_shape))
-        batches = split.batches(max(self.spec.training.batch_size, fitting))
-        return torch.cat([engine.predict(batch.inputs) for batch in batches], dim=1)
+        if id(split) not in self.known_outputs:
+            engine = self._make_engine()
+            fitting = EVALUATED_BYTES // (4 * math.prod(self.data.info.input_shape))
+            batches = split.batches(max(self.spec.training.batch_size, fitting))
+            self.known_outputs[id(split)] = torch.cat([engine.predict(batch.inputs) for batch in batches], dim=1)
+        return self.known_outputs[id(split)]
 
     def _judge(self, row: Mapping[str, Any]) -> bool:
         """Whether this is the best epoch so far, by the validation data alone."""

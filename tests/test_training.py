@@ -11,6 +11,7 @@ from places import ROOT, TOY_PLUGINS
 from safetensors.torch import load_file
 
 import ensemblekit as ek
+from ensemblekit.engines.sequential import SequentialEngine
 from ensemblekit.errors import DataError, NumericError, PluginError, RunError, UsageError
 from ensemblekit.progress import Progress
 
@@ -240,6 +241,18 @@ def test_evaluation_can_be_rarer(tmp_path):
     training = {**tables()["training"], "epochs": 5, "evaluate_every": 2}
     run = ek.train(tables(training=training), tmp_path / "run", progress=False)
     assert ["test_accuracy" in row for row in run.history] == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(("keep", "evaluations_of_test"), [("last", 3), ("best", 4)])
+def test_what_the_last_epoch_evaluated_is_not_evaluated_again(keep, evaluations_of_test, tmp_path, monkeypatch):
+    asked = []
+    predict = SequentialEngine.predict
+    monkeypatch.setattr(SequentialEngine, "predict", lambda *args: asked.append(len(args[1])) or predict(*args))
+    spec = tables(training={**tables()["training"], "epochs": 3, "keep": keep})
+    run = ek.train(spec, tmp_path / "run", progress=False)
+    assert asked.count(asked[-1]) == evaluations_of_test
+    monkeypatch.undo()
+    assert ek.evaluate_run(run.path) == pytest.approx(run.metrics, rel=1e-5, abs=1e-6)
 
 
 def test_a_combiner_without_held_out_data_to_fit_it_to_is_refused_before_training(tmp_path):
