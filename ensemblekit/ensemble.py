@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -49,7 +50,7 @@ class Ensemble(nn.Module):
         self._cores = Cores()
         self._noisy = Lock()
         """Held in noisy passes: the networks' layers remember which one they are in."""
-        self._ready: tuple[list[tuple[int, int]], list[ReadyMember]] | None = None
+        self._ready: _Ready | None = None
 
     @property
     def loss(self) -> Loss:
@@ -58,7 +59,7 @@ class Ensemble(nn.Module):
 
     def member_outputs(self, inputs: Tensor) -> Tensor:
         """The members' raw outputs (M, B, C); if a method asks for S noisy passes (S M, B, C), the first pass first."""
-        in_evaluation = not any(member.training for member in self.members)
+        in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         passes = self._passes if in_evaluation else None
         with nullcontext() if passes is None else self._noisy:
             if inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
@@ -75,15 +76,16 @@ class Ensemble(nn.Module):
         return twin
 
     def _ready_members(self) -> list[ReadyMember]:
-        versions = [
-            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-            for tensor in (*self.members.parameters(), *self.members.buffers())
-        ]
-        if self._ready is None or self._ready[0] != versions:
+        tensors = [*self.members.parameters(), *self.members.buffers()]
+        hooks = [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in self.members.modules()]
+        countless = any(tensor.is_inference() for tensor in tensors)  # tensors of inference mode have no versions
+        state = [] if countless else [*((tensor.data_ptr(), tensor._version) for tensor in tensors), *hooks]
+        if countless or self._ready is None or self._ready.state != state:
             keep_freed_memory()
             channels_last = all("channels_last" not in model.unsupported() for model in self.spec.member_models)
-            self._ready = versions, [ReadyMember(member, channels_last) for member in self.members]
-        return self._ready[1]
+            ready = [ReadyMember(member, channels_last) for member in self.members]
+            self._ready = _Ready(state, [tensor.detach() for tensor in tensors], ready)
+        return self._ready.members
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The ensemble's raw output (B, C)."""
@@ -97,3 +99,14 @@ class Ensemble(nn.Module):
     def predict_proba(self, inputs: Tensor) -> Tensor:
         """Class probabilities (B, K)."""
         return self.loss.probabilities(self(inputs))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """Copies that are made for speed, and what they are copies of."""
+
+    state: list[Any]
+    """Address and version of each tensor, and the number of each layer's hooks."""
+    tensors: list[Tensor]
+    """Kept, so that no other tensor comes to have one of these addresses."""
+    members: list[ReadyMember]

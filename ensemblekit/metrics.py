@@ -29,7 +29,8 @@ def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | Non
         metrics |= regression_metrics(outputs, combined, target)
     else:
         classes = target.flatten() > 0 if loss.takes == "margins" else target
-        metrics |= classification_metrics(loss.probabilities(outputs), loss.probabilities(combined), classes.long())
+        probabilities = loss.probabilities(combined.double())  # else a gap of 90 would be one of 87
+        metrics |= classification_metrics(loss.probabilities(outputs), probabilities, classes.long())
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -72,7 +73,8 @@ def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, 
 
 def regression_metrics(outputs: Tensor, combined: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Squared errors (mean over samples and outputs) and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
-    target = target.reshape(combined.shape).to(combined.dtype)
+    outputs, combined = outputs.double(), combined.double()
+    target = target.reshape(combined.shape).double()
     member_mse = (outputs - target).square().mean(dim=(1, 2))
     return {
         "mse": (combined - target).square().mean(),

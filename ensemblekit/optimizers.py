@@ -34,6 +34,11 @@ class Optimizer(Section):
         self.build([torch.zeros(1, requires_grad=True)])  # its own checks raise ValueError
         return self
 
+    def to_table(self) -> dict[str, Any]:
+        """As every section's, without defaults such as (None, 0.001), which TOML cannot say."""
+        table = super().to_table()
+        return {key: value for key, value in table.items() if not (isinstance(value, list) and None in value)}
+
     @property
     def elementwise(self) -> bool:
         """Whether every element of a parameter is treated alike, so that parameters can be joined or stacked."""

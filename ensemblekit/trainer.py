@@ -97,6 +97,8 @@ class Trainer:
         num_epochs = self.spec.training.epochs
         devices = () if self.settings.device.type == "cpu" else (self.settings.device,)
         for epoch in range(start_epoch + 1, num_epochs + 1):
+            if self.spec.training.patience is not None and self.since_best >= self.spec.training.patience:
+                break
             with torch.random.fork_rng(devices=devices):
                 row = self._epoch(epoch, directory, stop)
             improved = self._judge(row)
@@ -105,8 +107,6 @@ class Trainer:
             self._save(directory, epoch, improved)
             self.progress.epoch_finished(row)
             self.hooks.epoch_finished(epoch=epoch, num_epochs=num_epochs, metrics=row)
-            if self.spec.training.patience is not None and self.since_best >= self.spec.training.patience:
-                break
         if self.spec.training.keep == "best" and self.data.validation is not None:
             self.restore(directory.load_checkpoint(best=True))
         self._make_engine()
@@ -115,7 +115,8 @@ class Trainer:
         """Become what was saved."""
         self.members.restore(checkpoint.tensors, checkpoint.state["members"])
         self.known_outputs.clear()
-        self.best_loss, self.since_best = checkpoint.state["best_loss"] or math.inf, checkpoint.state["since_best"]
+        best = checkpoint.state["best_loss"]
+        self.best_loss, self.since_best = math.inf if best is None else best, checkpoint.state["since_best"]
 
     def test(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """The final metrics on the test data, and those of each member."""

@@ -182,6 +182,40 @@ def test_a_deep_copy_is_an_ensemble_of_its_own(ensemble, training):
         assert torch.equal(ensemble.eval()(inputs), before)
 
 
+def test_an_ensemble_of_tensors_without_versions_is_never_out_of_date(ensemble):
+    inputs = torch.randn(7, 1, 8, 8)
+    with torch.inference_mode():
+        mine = copy.deepcopy(ensemble)
+        before = mine(inputs)
+        for parameter in mine.parameters():
+            parameter.mul_(2)
+        assert not torch.allclose(mine(inputs), before)
+
+
+def test_copies_are_not_mistaken_for_those_of_tensors_that_had_the_same_address(ensemble):
+    inputs = torch.randn(7, 1, 8, 8)
+    network = ensemble.members[0]
+    with torch.no_grad():
+        for _ in range(50):
+            ensemble(inputs)
+            for change in (0, 1):  # the second time, memory of the first is free
+                state = {name: value + change for name, value in network.state_dict().items()}
+                network.load_state_dict(state, assign=True)
+            torch.testing.assert_close(ensemble.member_outputs(inputs)[0], network(inputs))
+
+
+def test_a_layer_in_training_and_a_hook_that_came_later_count(ensemble):
+    inputs = torch.randn(7, 1, 8, 8)
+    seen = []
+    with torch.no_grad():
+        before = ensemble(inputs)
+        ensemble.members[0][1].register_forward_hook(lambda *_: seen.append(1))
+        torch.testing.assert_close(ensemble(inputs), before)
+        assert seen
+        ensemble.members[0][2].train()
+        assert not torch.allclose(ensemble(inputs), before)
+
+
 def test_an_ensemble_in_training_runs_its_members_as_they_are(ensemble):
     ensemble.train()
     inputs = torch.randn(7, 1, 8, 8)

@@ -95,6 +95,20 @@ def test_r2_of_a_constant_target_is_one_if_it_is_met(guess, score):
     assert found["r2"] == score == sk.r2_score(target, torch.full((5, 1), guess))
 
 
+@pytest.mark.parametrize("gap", [1.0, 90.0, 500.0])
+def test_the_likelihood_of_a_sure_and_wrong_ensemble_is_its_loss(gap):
+    found = ek.evaluate(torch.tensor([[[0.0, gap]]]), torch.tensor([0]))
+    assert found["nll"] == pytest.approx(found["loss"], rel=1e-6)
+
+
+def test_regression_is_measured_in_double_precision():
+    assert ek.evaluate(torch.full((2, 10, 1), 1.1), torch.full((10, 1), 0.1))["r2"] == 0
+    target = 1e5 + torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    guess = target + 0.5 * torch.randn(50, 1, generator=torch.Generator().manual_seed(1))
+    found = ek.evaluate(guess.unsqueeze(0), target)
+    assert found["r2"] == pytest.approx(sk.r2_score(target.double(), guess.double()), rel=1e-9)
+
+
 def test_margin_losses_are_evaluated_as_two_classes():
     margins = torch.tensor([[[2.0], [-1.0], [0.5]], [[1.0], [0.5], [0.5]]], dtype=torch.float64)
     found = ek.evaluate(margins, torch.tensor([1, -1, -1]), loss="exponential")

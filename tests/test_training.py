@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import ensemblekit as ek
 from ensemblekit.engines.sequential import SequentialEngine
 from ensemblekit.errors import DataError, NumericError, PluginError, RunError, UsageError
+from ensemblekit.optimizers import optimizer_classes
 from ensemblekit.progress import Progress
 
 TIMES = {"seconds", "images_per_second"}
@@ -48,6 +49,17 @@ def without_times(rows: list[dict]) -> list[dict]:
 
 class Crash(Exception):
     """Stands for the end of the process."""
+
+
+class CrashOnSave(Progress):
+    """Ends training right after the checkpoint of an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def saved(self, epoch):
+        if epoch == self.epoch:
+            raise Crash
 
 
 class CrashAfter(Progress):
@@ -253,6 +265,49 @@ def test_what_the_last_epoch_evaluated_is_not_evaluated_again(keep, evaluations_
     assert asked.count(asked[-1]) == evaluations_of_test
     monkeypatch.undo()
     assert ek.evaluate_run(run.path) == pytest.approx(run.metrics, rel=1e-5, abs=1e-6)
+
+
+def test_a_run_that_ended_before_it_could_say_so_is_not_trained_further(tmp_path):
+    """Patience had run out when it was killed, after the checkpoint of that epoch."""
+    training = {"epochs": 30, "batch_size": 20, "patience": 1, "optimizer": {"name": "sgd", "lr": 1.0}}
+    spec = tables(model={"name": "mlp", "hidden": [8]}, training=training)
+    whole = ek.train(spec, tmp_path / "whole", progress=False)
+    assert len(whole.history) < 30
+    with pytest.raises(Crash):
+        ek.train(spec, tmp_path / "killed", progress=CrashOnSave(len(whole.history)))
+    resumed = ek.resume(tmp_path / "killed", progress=False)
+    assert resumed.metrics == whole.metrics
+    assert len(resumed.history) == len(whole.history)
+
+
+def test_a_best_loss_of_zero_is_remembered(tmp_path):
+    """Classes so far apart that the loss is zero from the first epoch on, which no epoch can better."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (200,), generator=generator)
+    inputs = (2.0 * labels - 1).unsqueeze(1) * 10 + torch.randn(200, 3, generator=generator)
+    data = ((inputs[:150], labels[:150]), (inputs[150:], labels[150:]))
+    training = {"epochs": 30, "batch_size": 20, "patience": 3, "optimizer": {"name": "sgd", "lr": 10.0}}
+    spec = {"data": {"name": "given", "validation_fraction": 0.2}, "model": {"name": "mlp", "hidden": []}}
+    spec |= {"training": training, "engine": {"name": "sequential", "device": "cpu"}}
+    with pytest.raises(Crash):
+        ek.train(spec, tmp_path / "run", data=data, progress=CrashOnSave(2))
+    resumed = ek.resume(tmp_path / "run", data=data, progress=False)
+    assert [row["validation_loss"] for row in resumed.history] == [0.0] * 4
+
+
+@pytest.mark.parametrize("name", sorted(optimizer_classes()))
+def test_every_optimizer_trains_and_resumes_to_the_same_weights(name, tmp_path):
+    training = {"epochs": 3, "batch_size": 100, "optimizer": {"name": name, "lr": 0.001}}
+    if name == "adafactor":
+        training["optimizer"]["eps"] = [1e-7, 1e-3]  # its own default divides by almost nothing
+    spec = tables(method={"name": "snapshot", "at_epochs": [2]}, ensemble={"members": 2}, training=training)
+    whole = ek.train(spec, tmp_path / "whole", progress=False)
+    with pytest.raises(Crash):
+        ek.train(spec, tmp_path / "killed", progress=CrashOnSave(2))
+    ek.resume(tmp_path / "killed", progress=False)
+    left, right = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "killed"))
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert ek.load_spec(whole.path / "spec.toml").to_dict() == whole.spec.to_dict()
 
 
 def test_a_combiner_without_held_out_data_to_fit_it_to_is_refused_before_training(tmp_path):

@@ -80,25 +80,26 @@ class Parameters:
         if not state:
             return
         states = [state[name] for name in self.tensors]
-        for place, value in enumerate(self.optimized):
-            self.optimizer.state[value] = {
-                key: self._loaded(key, [own[key] for own in states], place) for key in states[place]
-            }
-
-    def _loaded(self, key: str, values: Sequence[Any], place: int) -> Any:
-        if not isinstance(values[place], Tensor):
-            return values[place]
-        if key in COUNTERS:
-            return values[place].clone()  # changed in place, and others may hold it too
-        values = [value.to(self.optimized[0].device) for value in values]
-        return self.layout.join(values) if self.layout else values[place].clone()
+        device = self.optimized[0].device
+        for value, own in zip(self.optimized, states, strict=self.layout is None):
+            loaded = {}
+            for key, kept in own.items():
+                if not isinstance(kept, Tensor):
+                    loaded[key] = kept
+                elif key in COUNTERS:
+                    loaded[key] = kept.clone()  # changed in place, and others may hold it too
+                elif self.layout:
+                    loaded[key] = self.layout.join([each[key].to(device) for each in states])
+                else:
+                    loaded[key] = kept.to(device, copy=True)
+            self.optimizer.state[value] = loaded
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> Sequence[Tensor]:
     """Gradients (K, …) of K members, those of each scaled to a norm of at most `largest` in all."""
     if largest is None:
         return gradients
-    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     scale = (largest / (norms + 1e-6)).clamp_max(1)  # as torch.nn.utils.clip_grad_norm_ does
     return [gradient * scale.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
 

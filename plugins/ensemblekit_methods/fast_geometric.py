@@ -20,6 +20,7 @@ class FastGeometric(KeptCopies):
     A cycle starts high, is lowest in its middle and ends high. It is an even number of epochs, so that its middle is
     the end of an epoch, where copies are kept. Training ends in the middle of the last cycle, so the final network is
     the last member. The epochs before the first cycle, (cycles - 1/2) cycle less than all, follow the spec's schedule.
+    Steps count from 0, as in the authors' code: the last step before a copy is one step short of the lowest rate.
     """
 
     paper = "Garipov et al. 2018, Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs, section 5"

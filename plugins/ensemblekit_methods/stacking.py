@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ensemblekit import Loss, Spec
 
 DEFAULT_PENALTY = 0.1
-MOST_ITERATIONS = 100
+MOST_ITERATIONS = 2000
 
 
 class Stacking(Method):

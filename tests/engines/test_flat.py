@@ -118,3 +118,10 @@ def test_each_members_gradient_is_clipped_as_torch_does_for_one():
         nn.utils.clip_grad_norm_(network, 0.5)
         torch.testing.assert_close([gradient[member] for gradient in found], [value.grad for value in network])
     assert clipped(gradients, None) is gradients
+
+
+def test_gradients_of_single_numbers_are_clipped_too():
+    gradients = [torch.tensor([3.0, 0.3]), torch.tensor([[4.0], [0.4]])]
+    scalars, vectors = clipped(gradients, 1.0)
+    torch.testing.assert_close(scalars, torch.tensor([0.6, 0.3]))
+    torch.testing.assert_close(vectors, torch.tensor([[0.8], [0.4]]))
