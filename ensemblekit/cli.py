@@ -17,6 +17,7 @@ import click
 from ensemblekit import cli_bench, cli_check, cli_new, cli_training
 from ensemblekit.cli_options import json_option, plugin_option, set_option
 from ensemblekit.errors import EnsemblekitError, PluginError, SpecError, UsageError, did_you_mean
+from ensemblekit.faults import explained
 
 if TYPE_CHECKING:
     from ensemblekit.plugin import Dataset
@@ -36,10 +37,13 @@ class _Commands(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = lambda message, *_: _warn(message)
                 sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(0)
         except click.ClickException as error:
             sys.exit(_report(_usage_message(error), error.exit_code))
         except (KeyboardInterrupt, click.Abort):
-            sys.exit(_report("interrupted", INTERRUPTED))
+            sys.exit(_report("interrupted; by the user; run the same command again", INTERRUPTED))
         except BrokenPipeError:  # the reader, such as head, has seen enough
             sys.stderr.close()
             sys.exit(0)
@@ -53,8 +57,13 @@ class _Commands(click.Group):
             if isinstance(error, SpecError) and len(error.problems) > 1:
                 for problem in error.problems:
                     print(f"  {problem}", file=sys.stderr)
-            message = "; ".join(part for part in (error.what, error.where, error.fix) if part)
-            ctx.exit(_report(message, error.exit_code))
+            ctx.exit(_report_error(error))
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except (Exception, SystemExit) as error:  # a plugin may raise anything
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            ctx.exit(_report_error(explained(error)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -64,6 +73,10 @@ class _Commands(click.Group):
             fix = f"{near} ensemblekit --help lists all commands".strip()
             raise UsageError(f'no command "{args[0]}"', fix=fix)
         return super().resolve_command(ctx, args)
+
+
+def _report_error(error: EnsemblekitError) -> int:
+    return _report("; ".join(part for part in (error.what, error.where, error.fix) if part), error.exit_code)
 
 
 def _report(message: str, exit_code: int) -> int:

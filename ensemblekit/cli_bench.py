@@ -38,6 +38,7 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
     Workloads: tiny-16, tiny-64, tiny-uncoupled, small-convolutions, small-weighted, real-convolutions,
     real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take some minutes.
     """
+    from ensemblekit.atomic import replace_file
     from ensemblekit.bench.report import CSV_COLUMNS, csv_rows, csv_text
     from ensemblekit.bench.report import as_json as results_as_json
     from ensemblekit.bench.running import measure
@@ -47,7 +48,7 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
 
     workloads = select_workloads(names, quick)
     if output is not None:
-        _write(output, "")  # before the work, so that a wrong place does not cost it
+        _refuse_if_not_writable(output)  # before the work, so that a wrong place does not cost it
     device = choose_device("auto")
     printer = Printer()
     results = []
@@ -61,7 +62,8 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
     if output is not None:
         options = [*["--quick"] * quick, *(part for name in names for part in ("--only", name))]
         command = " ".join(["ensemblekit bench", *options])
-        _write(output, csv_text(CSV_COLUMNS, [row for result in results for row in csv_rows(result, command)]))
+        rows = [row for result in results for row in csv_rows(result, command)]
+        replace_file(output, csv_text(CSV_COLUMNS, rows).encode())
 
 
 def _show(result: Result, printer: Printer) -> None:
@@ -76,9 +78,12 @@ def _show(result: Result, printer: Printer) -> None:
     printer.text()
 
 
-def _write(output: Path, text: str) -> None:
+def _refuse_if_not_writable(output: Path) -> None:
+    existed = output.exists()
     try:
-        output.write_text(text, encoding="utf-8")
+        output.open("a").close()  # what is there stays, whatever happens on the way to something new
+        if not existed:
+            output.unlink()
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
         raise UsageError(what, str(output), "name a file in a directory that you may write to") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -53,12 +53,17 @@ def _use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[None]:
     """Keep torch from sharing small operations out: where a core is busy, waiting for it costs far more."""
-    number = torch.get_num_threads()
-    torch.set_num_threads(1)
+    return threads(1)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let torch share operations out to so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(number)
+        torch.set_num_threads(before)

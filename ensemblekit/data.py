@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from math import prod
-from typing import Self
+from typing import Self, get_args
 
 import torch
 from torch import Tensor
 
 from ensemblekit.cores import one_thread
-from ensemblekit.errors import DataError
+from ensemblekit.errors import DataError, PluginError
 from ensemblekit.images import ImageTransform
 from ensemblekit.memory import fits_in_memory
-from ensemblekit.plugin import DataInfo, Dataset, ImageDataset, Splits
+from ensemblekit.plugin import DataInfo, Dataset, ImageDataset, Splits, Task
 from ensemblekit.samples import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.seeding import generator
 from ensemblekit.splitting import hold_out, limit
@@ -147,6 +147,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     Every sample is read once here, a stream's too, so that bad data is found before any training.
     """
     splits = dataset.load(seed)
+    _check_splits(splits, dataset)
     sources = _cut(splits, dataset, seed)
     example = sources["train"].example()
     in_memory = _in_memory(sources, example, dataset)
@@ -164,6 +165,21 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     }
     info = replace(splits.info, input_shape=shape)
     return Data(info, splits.classes, ready["train"], ready.get("validation"), ready["test"])
+
+
+def _check_splits(splits: object, dataset: Dataset) -> None:
+    """A `PluginError` unless a data set gives what it has promised."""
+    where = f'data set "{dataset.name}"'
+    if not isinstance(splits, Splits):
+        raise PluginError(f"load() returned a {type(splits).__name__}", where, "return ensemblekit.Splits(…)")
+    if splits.info.task not in get_args(Task):
+        tasks = " or ".join(get_args(Task))
+        raise PluginError(f'the task of its DataInfo is "{splits.info.task}"', where, f"make it {tasks}")
+    declared = dataset.info
+    said = (splits.info.task, splits.info.num_outputs)
+    if declared is not None and (declared.task, declared.num_outputs) != said:
+        what = f"load() gives {splits.info.form}, but `info` says {declared.form}"
+        raise PluginError(what, where, "make both say the same")
 
 
 def _cut(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Source]:

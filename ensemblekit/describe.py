@@ -103,8 +103,6 @@ def _shape(facts: Mapping[str, Any]) -> str:
 
 def snippet(info: PluginInfo, fields: Sequence[Parameter]) -> str:
     """TOML that selects the plugin with its defaults, ready to paste; what has no default is commented out."""
-    if info.kind not in _HEADERS:
-        return ""
     lines = [(f'name = "{info.name}"', "")]
     for field in fields:
         value = f"{field.name} = {toml_value(field.default)}" if field.default is not None else f"# {field.name} = …"
@@ -115,6 +113,7 @@ def snippet(info: PluginInfo, fields: Sequence[Parameter]) -> str:
 
 def spec_overview(spec: Spec) -> list[tuple[str, str]]:
     """What a spec will run, as pairs of a label and words; of long sections only what was set."""
+    epochs = spec.training.epochs
     rows = [("data", _words(spec.data, only=spec.data.model_fields_set))]
     if spec.groups:
         rows += [("model", f"{group.members} × {_words(group.model)}") for group in spec.groups]
@@ -134,7 +133,7 @@ def spec_overview(spec: Spec) -> list[tuple[str, str]]:
         ("loss", _words(spec.loss)),
         ("optimizer", _words(spec.optimizer, only={"lr", *spec.optimizer.model_fields_set})),
         ("schedule", _words(spec.schedule, only=spec.schedule.model_fields_set)),
-        ("training", f"{spec.training.epochs} epochs, batches of {spec.training.batch_size}"),
+        ("training", f"{epochs} epoch{'s' * (epochs > 1)}, batches of {spec.training.batch_size}"),
         ("engine", f"{spec.engine.name} on {spec.engine.device}"),
         ("seed", str(spec.seed)),
     ]

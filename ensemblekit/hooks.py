@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -63,7 +65,8 @@ def verify_hooks(plugin_class: type, plugin_name: str) -> None:
     where = f"in {plugin_class.__module__}.{plugin_class.__qualname__}"
     hooks = implemented_hooks(plugin_class)
     for hook in HOOK_ARGUMENTS:
-        if hook not in hooks and inspect.isfunction(inspect.getattr_static(plugin_class, hook, None)):
+        own = inspect.getattr_static(plugin_class, hook, None)
+        if hook not in hooks and isinstance(own, FunctionType | staticmethod | classmethod):
             raise PluginError(
                 f'plugin "{plugin_name}": {hook}() is named like a hook but is not marked as one',
                 where,
@@ -74,11 +77,44 @@ def verify_hooks(plugin_class: type, plugin_name: str) -> None:
             raise PluginError(
                 f'plugin "{plugin_name}": there is no hook "{hook}"', where, choices(hook, HOOK_ARGUMENTS)
             )
+        if not inspect.isfunction(function):
+            raise PluginError(
+                f'plugin "{plugin_name}": hook "{hook}" is a {type(function).__name__}, which is never called',
+                where,
+                f"make it a method: def {hook}(self, …)",
+            )
         _verify_arguments(hook, function, plugin_name, where)
 
 
+def verify_overrides(plugin_class: type, plugin_name: str) -> None:
+    """Raise a `PluginError` for a method of the base class that is defined anew and cannot be called like it."""
+    where = f"in {plugin_class.__module__}.{plugin_class.__qualname__}"
+    base = next(cls for cls in plugin_class.__mro__ if cls.__module__.startswith("ensemblekit."))
+    for name in dir(base):
+        declared, own = (inspect.getattr_static(cls, name, None) for cls in (base, plugin_class))
+        if own is declared or name.startswith("_"):
+            continue
+        if isinstance(declared, property) and not isinstance(own, property | cached_property):
+            raise PluginError(f'plugin "{plugin_name}": {name} is not a property', where, "put @property on it")
+        if inspect.isfunction(declared) and inspect.isfunction(own):
+            expected = inspect.signature(declared)
+            try:
+                inspect.signature(own).bind(*expected.parameters)
+            except TypeError as error:
+                what = f'plugin "{plugin_name}": {name}() is called with other arguments ({error})'
+                arguments = ", ".join(expected.parameters)
+                raise PluginError(what, where, f"write def {name}({arguments})") from error
+
+
 def _verify_arguments(hook: str, function: Callable[..., Any], plugin_name: str, where: str) -> None:
-    for argument in list(inspect.signature(function).parameters.values())[1:]:  # without self
+    arguments = list(inspect.signature(function).parameters.values())
+    if not arguments or arguments[0].name in HOOK_ARGUMENTS[hook]:
+        raise PluginError(
+            f'plugin "{plugin_name}": hook "{hook}" does not take the plugin itself',
+            where,
+            f"write def {hook}(self, …)",
+        )
+    for argument in arguments[1:]:
         if argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
             raise PluginError(
                 f'plugin "{plugin_name}": hook "{hook}" takes *{argument.name}, which is never filled',

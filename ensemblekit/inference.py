@@ -85,7 +85,7 @@ class ReadyMember:
     """A folded copy of a network as it is now, which takes large batches piece by piece."""
 
     def __init__(self, network: nn.Module, channels_last: bool) -> None:
-        self.network, self.num_folded = folded(network)
+        self.network, _ = folded(network)
         self.channels_last = channels_last
         if channels_last:
             self.network.to(memory_format=torch.channels_last)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ensemblekit.errors import PluginError, UsageError
+from ensemblekit.faults import one_line
 from ensemblekit.noise import with_own_noise
 from ensemblekit.plugin import Model
 from ensemblekit.seeding import derive_seed
@@ -62,11 +63,12 @@ def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...
     try:
         outputs = _try_out(model, network, (batch, *input_shape))
     except Exception as error:  # whatever a network raises, its model is to blame
-        raise PluginError(
-            f'model "{model.name}" built a network that fails: {type(error).__name__}: {error}',
-            where,
-            "derive the layers' sizes from the input shape in build()",
-        ) from error
+        fix = "derive the layers' sizes from the input shape in build()"
+        if "meta" in str(error) and "meta" not in model.unsupported():
+            fix = "it is tried without values, on the meta device: register_buffer() what it needs, or "
+            fix += 'let unsupported() return {"meta": "why"}'
+        what = f'model "{model.name}" built a network that fails: {type(error).__name__}: {one_line(str(error))}'
+        raise PluginError(what, where, fix) from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
     if got != (batch, num_outputs):
         raise PluginError(

@@ -119,6 +119,10 @@ class Objective:
         if ensemble_loss is not None:
             self._check_tensor("ensemble_loss", ensemble_loss, (batch,), outputs, arguments)
             per_sample = per_sample + ensemble_loss
+        if outputs.requires_grad and not per_sample.requires_grad:
+            names = ", ".join(f'"{method.name}"' for method in self.methods)
+            what = f"nothing can be learnt: what the hooks of {names} return does not depend on the outputs"
+            raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
         return per_sample.mean()
 
     def sample_weights(self, num_samples: int, num_members: int, seed: int) -> Tensor | None:
@@ -174,11 +178,14 @@ class Objective:
         def broadcasts(mask: object) -> bool:
             if not isinstance(mask, Tensor) or mask.device != outputs.device or mask.ndim > 2:
                 return False
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                return False  # whole numbers are most likely indices
             pairs = zip(reversed(mask.shape), reversed(outputs.shape[:2]), strict=False)
             return all(size in (1, full) for size, full in pairs)
 
         if not all(broadcasts(mask) for mask in masks):
-            expected = f"a mask that broadcasts to {tuple(outputs.shape[:2])} on {outputs.device}"
+            shape = tuple(outputs.shape[:2])
+            expected = f"a boolean or floating-point mask that broadcasts to {shape} on {outputs.device}"
             raise self._blame("select_members", arguments, broadcasts, expected)
         return masks
 

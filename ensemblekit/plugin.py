@@ -133,8 +133,8 @@ class Model(Plugin):
     def unsupported(self) -> Mapping[str, str]:
         """Ways of running that this model cannot take, each with the reason; engines respect it.
 
-        Keys are of "vmap", "channels_last", "autocast", "meta" and "export" (torch.export of the network in
-        evaluation). Default: it can take all of them.
+        Keys are of "vmap", "channels_last", "autocast" (bf16), "meta" and "export" (torch.export of the network in
+        evaluation, which no engine does). Default: it can take all of them.
         """
         return {}
 
@@ -151,6 +151,12 @@ class DataInfo:
     input_shape: tuple[int, ...]
     num_outputs: int
     """The number of classes, or of real values to predict."""
+
+    @property
+    def form(self) -> str:
+        """All of it in words."""
+        what = "classes" if self.task == "classification" else "values"
+        return f"{'×'.join(map(str, self.input_shape))} inputs and {self.num_outputs} {what}"
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,9 @@ class Dataset(Plugin):
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="share of the training data held out for model selection, unless it comes with one"
     )
-    limit_train: int | None = Field(None, ge=1, description="use that many training samples, classes in proportion")
+    limit_train: int | None = Field(
+        None, ge=1, description="use that many training samples, classes in proportion; held-out ones are all used"
+    )
     limit_test: int | None = Field(None, ge=1, description="use that many test samples, classes in proportion")
     storage: Literal["auto", "memory", "stream"] = Field(
         "auto",

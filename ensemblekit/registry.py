@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemblekit.errors import PluginError, UsageError, did_you_mean
+from ensemblekit.faults import one_line
 
 if TYPE_CHECKING:
     from ensemblekit.plugin import Plugin
@@ -66,9 +67,15 @@ class PluginInfo:
             raise PluginError(
                 f'{len(self.rivals) + 1} plugins are registered as {self.kind} "{self.name}"',
                 f"by {packages}",
-                "uninstall all but one: pip uninstall PACKAGE",
+                self._how_to_choose(),
             )
         return self.local_class or _load_class(self)
+
+    def _how_to_choose(self) -> str:
+        files = [package for package in (self.package, *self.rivals) if package.endswith(".py")]
+        if files:
+            return f"give the class in {files[0]} another name"
+        return f"uninstall all but one: pip uninstall {self.rivals[0]}, say"
 
     @property
     def error(self) -> str | None:
@@ -108,7 +115,7 @@ class Registry:
         if package is not None:
             fix = f"add --plugin {package}" if package.endswith(".py") else f"pip install {package}"
         elif not re.fullmatch(r"[\w-]+", name):
-            fix = f"give the short name of an installed plugin, not a path or an import: ensemblekit list {kind}s"
+            fix = f"give a plugin's short name, not a path or an import: ensemblekit list {_plural(kind)}"
         else:
             near = did_you_mean(name, self._by_name[kind])
             fix = f"{near} ensemblekit list {_plural(kind)} shows all that are installed".strip()
@@ -130,8 +137,16 @@ def discover(files: Iterable[str | Path] = ()) -> Registry:
         for kind, group in GROUPS.items()
         for entry_point in entry_points(group=group)
     )
-    local = (info for file in files for info in load_file(file))
-    return Registry([*installed, *local])
+    local = [info for file in files for info in load_file(file)]
+    return Registry([*(info for info in installed if not any(_same_source(info, own) for own in local)), *local])
+
+
+def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:
+    """Whether a local file is the very one that an installed plugin comes from, and so stands in for it."""
+    if (installed.kind, installed.name) != (local.kind, local.name):
+        return False
+    module = _find_module(installed.target.partition(":")[0])
+    return module is not None and module.origin is not None and Path(module.origin).samefile(local.package)
 
 
 def _from_entry_point(kind: str, entry_point: EntryPoint) -> PluginInfo:
@@ -148,23 +163,37 @@ def _load_class(info: PluginInfo) -> type[Plugin]:
         raise
     except BaseException as error:  # a plugin may raise anything on import, SystemExit included, and hurts only itself
         raise PluginError(
-            f'{info.kind} "{info.name}" cannot be imported: {type(error).__name__}: {error}',
+            f'{info.kind} "{info.name}" cannot be imported: {_said(error)}',
             f"{info.target} of {info.origin}",
-            f"update it, or remove it: pip uninstall {info.package}",
+            f"mend or update it, or remove it: pip uninstall {info.package}",
         ) from error
     return _checked(loaded, info.kind, info.name, f"{info.target} of {info.origin}")
 
 
 def _checked(loaded: object, kind: str, name: str, where: str) -> type[Plugin]:
-    from ensemblekit.hooks import verify_hooks
+    from ensemblekit.hooks import verify_hooks, verify_overrides
     from ensemblekit.plugin import Plugin
 
     if not (isinstance(loaded, type) and issubclass(loaded, Plugin) and loaded.kind == kind):
         raise PluginError(
             f'{kind} "{name}" is not a class of that kind', where, f"derive it from ensemblekit.{kind.title()}"
         )
+    if loaded.__abstractmethods__:
+        missing = ", ".join(sorted(loaded.__abstractmethods__))
+        fix = f"define it, as ensemblekit.{kind.title()} declares it"
+        raise PluginError(f'{kind} "{name}" does not define {missing}()', where, fix)
+    if loaded.__init__ is not Plugin.__init__:
+        fix = 'declare what it takes as fields: strength: float = Field(1.0, description="…")'
+        raise PluginError(f'{kind} "{name}" defines __init__(), which a plugin cannot', where, fix)
+    verify_overrides(loaded, name)
     verify_hooks(loaded, name)
     return loaded
+
+
+def _said(error: BaseException) -> str:
+    """What was raised on import, and where in the source."""
+    what = f"{error.msg}, line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {one_line(what)}"
 
 
 def load_file(file: str | Path) -> list[PluginInfo]:
@@ -172,6 +201,8 @@ def load_file(file: str | Path) -> list[PluginInfo]:
     from ensemblekit.plugin import Plugin, snake_case
 
     path = Path(file)
+    if path.suffix == ".py" and not path.exists():
+        raise UsageError("no such file", str(file), "give the path of a .py file with plugin classes")
     if path.suffix != ".py" or not path.is_file():
         raise UsageError("not a Python file", str(file), "give the path of a .py file with plugin classes")
     module_name = f"ensemblekit_local_{path.stem}"
@@ -185,7 +216,7 @@ def load_file(file: str | Path) -> list[PluginInfo]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise PluginError(f"cannot be imported: {type(error).__name__}: {error}", str(path), "mend the file") from error
+        raise PluginError(f"cannot be imported: {_said(error)}", str(path), "mend the file") from error
     classes = [
         value
         for value in vars(module).values()
@@ -193,6 +224,7 @@ def load_file(file: str | Path) -> list[PluginInfo]:
         and issubclass(value, Plugin)
         and value.__module__ == module_name
         and not value.__name__.startswith("_")
+        and not (value.__abstractmethods__ and value.__subclasses__())  # a base of others
     ]
     if not classes:
         raise PluginError(

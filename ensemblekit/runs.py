@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -90,8 +91,10 @@ def resume_run(path: Path, data: Data | None, progress: Progress, registry: Regi
     spec = run_spec(directory, registry)
     with directory.lock():
         if (result := directory.read_result()) is not None:
+            with _as_written(path / "result.json"):
+                metrics, members = result["metrics"], result["members"]
             seconds = directory.environment.get("seconds", {})
-            return Run(path, spec, result["metrics"], directory.read_metrics(), result["members"], seconds, registry)
+            return Run(path, spec, metrics, directory.read_metrics(), members, seconds, registry)
         checkpoint = directory.load_checkpoint()
         trainer = Trainer(spec, data or load_data(spec.data, spec.seed), choose_device(spec.engine.device), progress)
         try:
@@ -132,16 +135,17 @@ def load_ensemble(path: Path, registry: Registry) -> Ensemble:
     directory = RunDirectory.open(path)
     spec = run_spec(directory, registry)
     tensors, metadata = directory.read_model()
-    info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+    with _as_written(path / "model.json"):
+        info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+        classes = tuple(metadata["classes"]) if metadata["classes"] else None
+        transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
+        models = [(member, spec.member_models[member]) for member in metadata["members"]]
     num_outputs = spec.loss.num_outputs(info)
     networks = []
-    for place, member in enumerate(metadata["members"]):
-        model = spec.member_models[member]
+    for place, (member, model) in enumerate(models):
         slot = Slot(build_member(model, info.input_shape, num_outputs, spec.seed, member), model, member)
         load_network(slot, tensors, f"members.{place}.")
         networks.append(slot.network)
-    classes = tuple(metadata["classes"]) if metadata["classes"] else None
-    transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
     return Ensemble(networks, spec, info, classes, transform, tensors.get("combiner")).eval()
 
 
@@ -150,17 +154,30 @@ def evaluate_run(path: Path, data: Data | None, registry: Registry) -> dict[str,
     ensemble = load_ensemble(path, registry)
     data = data or load_data(ensemble.spec.data, ensemble.spec.seed)
     if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
-        raise UsageError(f"data {data.info} does not fit the run's {ensemble.info}", str(path), "give data of one form")
+        what = f"data of {data.info.form} do not fit the run's {ensemble.info.form}"
+        raise UsageError(what, str(path), "give data of the same form")
     with torch.no_grad():
         batches = data.test.batches(ensemble.spec.training.batch_size)
         outputs = torch.cat([ensemble.member_outputs(batch.inputs) for batch in batches], dim=1)
     return flat_metrics(evaluate(outputs, data.test.targets, ensemble.loss, ensemble.combine(outputs)))
 
 
+@contextmanager
+def _as_written(file: Path) -> Iterator[None]:
+    """`RunError` if what was read from a file has not the form in which runs write it."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = f"damaged: not of the form that runs write ({type(error).__name__}: {error})"
+        raise RunError(what, str(file), "restore the file") from error
+
+
 def run_spec(directory: RunDirectory, registry: Registry) -> Spec:
     """The spec of a run; a plugin that is not there is named with the package that it came from."""
-    for entry in directory.environment.get("plugins", []):
-        registry.get(entry["kind"], entry["name"], package=entry["package"])
+    with _as_written(directory.path / "environment.json"):
+        used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
+    for kind, name, package in used:
+        registry.get(kind, name, package=package)
     try:
         return load_spec(directory.path / "spec.toml", None, registry)
     except SpecError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ensemblekit.losses import Loss
 from ensemblekit.optimizers import Optimizer
@@ -41,14 +42,19 @@ class EngineSection(Section):
     name: Literal["auto", "sequential", "threaded", "stacked"] = Field(
         "auto", description="how members are computed; auto measures and picks the fastest"
     )
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|mps|meta|cuda(:\d+)?)$", description="auto takes cuda, then mps, then cpu"
-    )
+    device: str = Field("auto", description="auto takes cuda, then mps, then cpu; cuda:1 is the second of several")
     precision: Literal["float32", "bf16"] = Field("float32", description="what networks compute in; bf16 by autocast")
     compile: bool = Field(False, description="compile the networks first: slow to start, then faster on a GPU")
     recompute: bool = Field(
         False, description="compute outputs twice instead of keeping what all members need for the gradient"
     )
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+            raise ValueError("must be auto, cpu, mps, cuda or cuda:N")
+        return device
 
 
 MAX_SEED = 2**63 - 1

@@ -163,6 +163,8 @@ class _Reader:
         for needed, reason in implied:
             if section is None or needed is None:
                 continue
+            if not isinstance(needed, int):
+                raise PluginError(f"{reason} make {needed} members", "required_members()", "return an int, or None")
             if "members" not in section.model_fields_set:
                 section = EnsembleSection(members=needed)
             elif section.members != needed:
@@ -231,8 +233,19 @@ class _Reader:
         sections += [(f"ensemble.groups.{i}.model", group.model) for i, group in enumerate(spec.groups)]
         sections += [(f"method.{i}" if listed else "method", method) for i, method in enumerate(spec.methods)]
         for path, plugin in sections:
-            for problem in plugin.check_spec(spec):
+            for problem in _problems(plugin, spec):
                 elsewhere = problem.path.startswith("/")
                 self.problems.append(
                     Problem(problem.path[1:], problem.what, problem.fix) if elsewhere else problem.under(path)
                 )
+
+
+def _problems(plugin: Plugin, spec: Spec) -> list[Problem]:
+    """What a plugin has against a spec."""
+    answer: Any = plugin.check_spec(spec)
+    problems = list(answer) if isinstance(answer, Iterable) else [answer]
+    if not all(isinstance(problem, Problem) for problem in problems):
+        raise PluginError(
+            f'plugin "{plugin.name}": check_spec() gives something else than Problems', fix="yield Problem(…)"
+        )
+    return problems

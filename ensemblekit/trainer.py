@@ -19,7 +19,7 @@ from torch import Tensor
 from ensemblekit.data import Batch, Data, Split
 from ensemblekit.engines import ENGINES, Engine, Settings, unsupported
 from ensemblekit.engines.auto import measure_engines
-from ensemblekit.errors import Interrupted, UsageError
+from ensemblekit.errors import Interrupted, PluginError, UsageError
 from ensemblekit.interruption import StopRequest
 from ensemblekit.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.objectives import Objective
@@ -69,7 +69,9 @@ class Trainer:
         """What the members say of a split, by its id, until they learn: a run ends with what its last epoch asked."""
         self.fitted: Tensor | None = None
         """What the combiner learnt from the validation data, at the last evaluation."""
-        self.steps_per_epoch = len(data.train.training_batch_lengths(spec.training.batch_size))
+        lengths = data.train.training_batch_lengths(spec.training.batch_size)
+        self.steps_per_epoch = len(lengths)
+        self.members.refuse_if_impossible(bf16=self.settings.bf16, single_samples=1 in lengths)
         self.engine_name: str = spec.engine.name
         self.engine: Engine | None = None
         self.best_loss, self.since_best = math.inf, 0
@@ -202,7 +204,12 @@ class Trainer:
         num_epochs = self.spec.training.epochs
         base: float = getattr(self.spec.optimizer, "lr")  # noqa: B009 - a field of every optimizer's own section
         chosen: float | None = self.hooks.learning_rate(base=base, epoch=progress, num_epochs=num_epochs)
-        return base * self.spec.schedule.factor(progress, num_epochs) if chosen is None else chosen
+        if chosen is None:
+            return base * self.spec.schedule.factor(progress, num_epochs)
+        if not isinstance(chosen, int | float) or not 0 <= chosen < math.inf:
+            what, fix = f'hook "learning_rate" returned {chosen!r:.60}', "return a number that is not negative, or None"
+            raise PluginError(what, ", ".join(method.name for method in self.spec.methods), fix)
+        return chosen
 
     def _weights(self, batch: Batch, columns: list[int]) -> Tensor | None:
         return None if self.weights is None else self.weights[batch.index][:, columns]

@@ -36,6 +36,22 @@ class TrainingMembers:
                 what = f'all passes of a prediction would be equal: networks of model "{model.name}" draw no numbers'
                 raise UsageError(what, "model", "set model.dropout to more than 0, or use a model that has it")
 
+    def refuse_if_impossible(self, bf16: bool, single_samples: bool) -> None:
+        """Raise an error for what networks cannot learn in: a precision, or batches of a single sample."""
+        for model in self.spec.member_models:
+            declared = model.unsupported()
+            if not isinstance(declared, Mapping):
+                what = f'model "{model.name}": unsupported() returned a {type(declared).__name__}'
+                raise PluginError(what, "", 'return a dict: {"vmap": "why"}')
+            if bf16 and (reason := declared.get("autocast")):
+                what = f'model "{model.name}" cannot compute in bf16: {reason}'
+                raise UsageError(what, "engine.precision", 'set it to "float32"')
+        layers = [layer for slot in self.slots for layer in slot.network.modules()]
+        if single_samples and any(isinstance(layer, nn.BatchNorm1d) for layer in layers):
+            what = "batch norm cannot learn from a batch of a single sample"
+            fix = "set training.batch_size (and data.limit_train, if that is 1) to at least 2"
+            raise UsageError(what, "training.batch_size", fix)
+
     def start(self, size: int) -> None:
         """Build the first members."""
         models = self.spec.member_models[:size]

@@ -126,7 +126,7 @@ def test_inspect_explains_a_method():
         (("inspect",), ("Missing argument 'NAME'", "ensemblekit inspect --help")),
         (("list", "--jsn"), ("No such option", "ensemblekit list --help")),
         (("validate", "nothing.toml"), ("cannot be read", "nothing.toml")),
-        (("list", "--plugin", "nothing.py"), ("not a Python file", "nothing.py")),
+        (("list", "--plugin", "nothing.py"), ("no such file", "nothing.py")),
     ],
 )
 def test_a_wrong_call_ends_with_one_line_that_says_how_to_mend_it(arguments, parts):
@@ -141,8 +141,8 @@ def test_a_wrong_call_ends_with_one_line_that_says_how_to_mend_it(arguments, par
 def test_a_name_of_several_kinds_asks_which(tmp_path):
     file = tmp_path / "twins.py"
     file.write_text(
-        'from ensemblekit import Loss, Method\nclass Twin(Method):\n    """A method."""\n'
-        'def make():\n    class Twin(Loss):\n        """A loss."""\n    return Twin\nOther = make()\n'
+        'from ensemblekit import MSE, Method\nclass Twin(Method):\n    """A method."""\n'
+        'def make():\n    class Twin(MSE):\n        """A loss."""\n    return Twin\nOther = make()\n'
     )
     result = run("inspect", "twin", "--plugin", str(file))
     assert (result.exit_code, "add --kind method" in last_error(result)) == (2, True)

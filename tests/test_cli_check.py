@@ -92,7 +92,7 @@ def test_parameters_are_given_with_set_and_asked_for_when_they_are_required(writ
         ("gnkl", ('no plugin and no package with plugins is called "gnkl"', 'did you mean "gncl"?')),
         ("ensemblekid", ('did you mean "ensemblekit"?',)),
         ("metod:gncl", ('"metod" is no kind of plugin', "method, model")),
-        ("nothing.py", ("not a Python file", "nothing.py")),
+        ("nothing.py", ("no such file", "nothing.py")),
     ],
 )
 def test_an_unknown_name_gets_a_suggestion(target, parts):

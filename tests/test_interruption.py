@@ -101,8 +101,10 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(place, delay):
 def test_a_run_in_use_is_left_alone(place):
     process = start(place, "busy")
     wait_for_epoch(place, "busy", 1, process)
+    process.send_signal(signal.SIGSTOP)  # else it may be over before the other has started
     command = [sys.executable, "-m", "ensemblekit", "resume", "busy"]
     second = subprocess.run(command, cwd=place, text=True, capture_output=True)
+    process.send_signal(signal.SIGCONT)
     assert second.returncode == 5
     assert f"in use by pid {process.pid}" in second.stderr
     process.communicate(timeout=120)

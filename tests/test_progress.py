@@ -120,7 +120,7 @@ def test_an_epoch_without_evaluation_shows_what_is_known():
 
 
 def test_an_engine_that_the_spec_names_was_not_measured():
-    assert engine_line("sequential", {}) == "engine sequential, as the spec says"
+    assert engine_line("sequential", {}) == "engine sequential"
 
 
 def test_a_terminal_gets_a_panel_a_bar_in_each_epoch_and_the_summary(terminal, clock):

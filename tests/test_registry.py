@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from places import TOY_PLUGINS
 
 from ensemblekit.cli import main
 from ensemblekit.errors import PluginError, UsageError
-from ensemblekit.registry import discover
+from ensemblekit.registry import discover, load_file
 
 PACKAGES = Path(__file__).parent / "packages"
 SPEC = """
@@ -207,8 +208,54 @@ def test_a_local_file_that_is_no_plugin_is_a_plugin_error(tmp_path, text, reason
     assert str(file) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["missing.py", "notes.txt", "."])
-def test_what_is_no_python_file_is_a_usage_error(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "what"), [("missing.py", "no such file"), ("notes.txt", "not a Python file"), (".", "not a Python file")]
+)
+def test_what_is_no_python_file_is_a_usage_error(tmp_path, name, what):
     (tmp_path / "notes.txt").write_text("x = 1")
-    with pytest.raises(UsageError, match="not a Python file"):
+    with pytest.raises(UsageError, match=what):
         discover([tmp_path / name])
+
+
+FAULTY = {
+    "staticmethod": (
+        "Method",
+        "@hookimpl\n    @staticmethod\n    def combine(outputs): ...",
+        "is a staticmethod, which",
+    ),
+    "classmethod": ("Method", "@hookimpl\n    @classmethod\n    def combine(cls, outputs): ...", "is a classmethod"),
+    "unmarked": ("Method", "@staticmethod\n    def combine(outputs): ...", "named like a hook"),
+    "no self": ("Method", "@hookimpl\n    def combine(outputs): ...", r"write def combine\(self"),
+    "no build": ("Model", "width: int = 3", r"does not define build\(\)"),
+    "other arguments": ("Model", "def build(self, shape): ...", r"write def build\(self, input_shape, num_outputs\)"),
+    "init": ("Method", "def __init__(self): ...", "declare what it takes as fields"),
+    "no property": ("Dataset", "def load(self, seed): ...\n    def info(self): ...", "put @property on it"),
+    "syntax": ("Method", "def (:", r"SyntaxError: invalid syntax, line 3 of .*faulty\.py"),
+}
+
+
+@pytest.mark.parametrize(("base", "body", "said"), FAULTY.values(), ids=FAULTY)
+def test_a_mistake_in_a_class_is_found_when_it_is_loaded(tmp_path, base, body, said):
+    (tmp_path / "faulty.py").write_text(
+        f"from ensemblekit import {base}, hookimpl\nclass Faulty({base}):\n    {body}\n"
+    )
+    with pytest.raises(PluginError, match=said) as error:
+        discover([tmp_path / "faulty.py"])
+    assert "\n" not in str(error.value)
+
+
+def test_an_abstract_base_of_other_classes_in_a_file_is_no_plugin(tmp_path):
+    (tmp_path / "two.py").write_text(
+        "from ensemblekit import Model\nclass Base(Model):\n    width: int = 3\n"
+        "class Wide(Base):\n    def build(self, input_shape, num_outputs): ...\n"
+    )
+    assert [info.name for info in load_file(tmp_path / "two.py")] == ["wide"]
+
+
+def test_the_file_of_an_installed_plugin_stands_in_for_it_and_another_of_its_name_does_not(tmp_path):
+    file = Path(inspect.getfile(discover().get("method", "gncl").load()))
+    assert discover([file]).get("method", "gncl").package == str(file)
+    (tmp_path / "own.py").write_text("from ensemblekit import Method\nclass Gncl(Method):\n    ...\n")
+    clash = discover([tmp_path / "own.py"]).get("method", "gncl")
+    with pytest.raises(PluginError, match=r"2 plugins are registered .* give the class in .*own\.py another name"):
+        clash.load()

@@ -20,19 +20,19 @@ from ensemblekit.hooks import HOOK_ARGUMENTS
 
 # Each file imports only files above it.
 ORDER = [
-    "errors", "hookspecs", "plugin", "hooks", "seeding", "cores", "memory", "losses", "decomposition", "metrics",
-    "objectives", "decoding", "augmentation", "images", "samples", "splitting", "data", "given", "noise", "members",
-    "registry", "parameters", "schedules", "adabelief", "optimizers", "tables", "spec", "spec_reader", "describe",
-    "schema", "atomic", "tensor_files", "locking", "checkpoints", "run_directory", "inference", "ensemble",
-    "engines.base", "engines.flat", "engines.sequential", "engines.threaded", "engines.stacking", "engines.stacked",
-    "engines", "engines.auto", "training_members", "fast_paths", "interruption", "console", "summary", "progress",
-    "prediction", "seen", "trainer", "runs", "api", "bench", "bench.apart", "bench.naive", "bench.measuring",
-    "bench.workloads", "bench.contests", "bench.memory", "bench.running", "bench.report", "scaffold.names", "scaffold",
-    "testing", "testing.checks", "testing.constants", "testing.documented", "testing.tiny", "testing.method_bench",
-    "testing.method_rare_hooks", "testing.method_runs", "testing.method", "testing.ways_of_running", "testing.model",
-    "testing.offline", "testing.samples_in_common", "testing.dataset", "testing.extension", "testing.loss",
-    "testing.contracts", "testing.targets", "testing.pytest_plugin", "cli_options", "cli_training", "cli_bench",
-    "cli_new", "cli_check", "cli", "__main__",
+    "errors", "faults", "hookspecs", "plugin", "hooks", "seeding", "cores", "memory", "losses", "decomposition",
+    "metrics", "objectives", "decoding", "augmentation", "images", "samples", "splitting", "data", "given", "noise",
+    "members", "registry", "parameters", "schedules", "adabelief", "optimizers", "tables", "spec", "spec_reader",
+    "describe", "schema", "atomic", "tensor_files", "locking", "checkpoints", "run_directory", "inference",
+    "ensemble", "engines.base", "engines.flat", "engines.sequential", "engines.threaded", "engines.stacking",
+    "engines.stacked", "engines", "engines.auto", "training_members", "fast_paths", "interruption", "console",
+    "summary", "progress", "prediction", "seen", "trainer", "runs", "api", "bench", "bench.apart", "bench.naive",
+    "bench.measuring", "bench.workloads", "bench.contests", "bench.memory", "bench.running", "bench.report",
+    "scaffold.names", "scaffold", "testing", "testing.checks", "testing.constants", "testing.documented",
+    "testing.tiny", "testing.method_bench", "testing.method_rare_hooks", "testing.method_runs", "testing.method",
+    "testing.ways_of_running", "testing.model", "testing.offline", "testing.samples_in_common", "testing.dataset",
+    "testing.extension", "testing.loss", "testing.contracts", "testing.targets", "testing.pytest_plugin",
+    "cli_options", "cli_training", "cli_bench", "cli_new", "cli_check", "cli", "__main__",
 ]  # fmt: skip
 CORE = sorted(path for path in (ROOT / "ensemblekit").rglob("*.py") if path != ROOT / "ensemblekit" / "__init__.py")
 PLUGIN_FILES = sorted((ROOT / "plugins").glob("*/*.py"))

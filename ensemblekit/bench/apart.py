@@ -7,10 +7,15 @@ process, and a loop written by hand does not have that.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
+
+from ensemblekit.errors import ResourceError
 
 
 class Apart:
@@ -20,16 +25,19 @@ class Apart:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, make), daemon=True)
-        self.process.start()
+        with _ignoring_interrupts():  # which the child inherits: Ctrl-C is for the one who waits for it
+            self.process.start()
         theirs.close()
 
     def call(self, name: str) -> Any:
         """Call a method of it, wait, and return what that returned."""
-        self.connection.send(name)
         try:
+            self.connection.send(name)
             done, answer = self.connection.recv()
-        except EOFError:
-            raise ChildProcessError(f"the process of a contestant ended with code {self.process.exitcode}") from None
+        except (EOFError, OSError):
+            self.process.join()
+            what = f"the process of a contestant ended with code {self.process.exitcode}"
+            raise ResourceError(what, "ensemblekit bench", "free memory, try again") from None
         if not done:
             raise ChildProcessError(answer)
         return answer
@@ -45,6 +53,18 @@ class Apart:
     ) -> None:
         self.connection.close()  # which ends it
         self.process.join()
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _serve(connection: Connection, make: Callable[[], object]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ensemblekit.cores import num_cores, threads
+
 GEMM_SIZE = 1024
 GEMM_REPEATS = 3
 
@@ -79,7 +81,7 @@ def synchroniser(device: torch.device) -> Callable[[], object] | None:
 
 
 class GemmMeter:
-    """The best rate of float32 matrix products of 1024² that this machine has shown, with all of torch's threads."""
+    """The best rate of float32 matrix products of 1024² that this machine has shown, with a thread for each core."""
 
     def __init__(self, device: torch.device) -> None:
         self.matrix = torch.full((GEMM_SIZE, GEMM_SIZE), 0.5, device=device)
@@ -88,11 +90,12 @@ class GemmMeter:
         """Floating-point operations per second."""
 
     def measure(self) -> None:
-        for _ in range(GEMM_REPEATS):
-            start = time.perf_counter()
-            self.matrix @ self.matrix
-            self.synchronise()
-            self.best_rate = max(self.best_rate, 2 * GEMM_SIZE**3 / (time.perf_counter() - start))
+        with threads(num_cores()):
+            for _ in range(GEMM_REPEATS):
+                start = time.perf_counter()
+                self.matrix @ self.matrix
+                self.synchronise()
+                self.best_rate = max(self.best_rate, 2 * GEMM_SIZE**3 / (time.perf_counter() - start))
 
 
 def count_flops(work: Callable[[], object]) -> int:

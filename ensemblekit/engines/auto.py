@@ -17,6 +17,7 @@ from torch import Tensor
 from ensemblekit.cores import num_cores
 from ensemblekit.data import Batch
 from ensemblekit.engines import ENGINES, Engine, Settings, Slot, unsupported
+from ensemblekit.faults import is_out_of_memory
 from ensemblekit.objectives import Objective
 
 ORDER = ("threaded", "stacked", "sequential")
@@ -97,8 +98,9 @@ def _measured(
                 engine = stack.enter_context(_engine(name, slots, objective, settings))
                 _seconds(engine, batch, weights)
                 engines[name] = engine
-            except (MemoryError, torch.OutOfMemoryError):
-                continue
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
         for done in range(ROUNDS):
             if done and time.perf_counter() + sum(found.values()) > deadline:
                 break

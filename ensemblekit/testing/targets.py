@@ -21,7 +21,7 @@ def find_targets(text: str) -> tuple[Registry, list[PluginInfo]]:
     """The plugins that `NAME`, `kind:NAME`, `PACKAGE` or `FILE.py` stands for, and the registry that they are in."""
     if text.endswith(".py"):
         registry = discover([text])
-        return registry, [info for info in registry if info.package == str(Path(text))]
+        return registry, [info for info in registry if str(Path(text)) in (info.package, *info.rivals)]
     registry = discover()
     kind, colon, name = text.partition(":")
     if colon:
@@ -32,7 +32,7 @@ def find_targets(text: str) -> tuple[Registry, list[PluginInfo]]:
     if len(found) > 1:
         kinds = ", ".join(info.kind for info in found)
         raise UsageError(f'"{text}" is the name of several plugins', f"kinds: {kinds}", f"say {found[0].kind}:{text}")
-    return registry, found or _of_package(text, registry)
+    return registry, found or _of_package(Path(text).name if Path(text).is_dir() else text, registry)
 
 
 def _of_package(text: str, registry: Registry) -> list[PluginInfo]:

@@ -24,8 +24,9 @@ STALLED_SECONDS = 30.0
 def cache_directory() -> Path:
     """Where downloads and decoded images are kept: $ENSEMBLEKIT_DATA, else the user's cache directory."""
     if chosen := os.environ.get("ENSEMBLEKIT_DATA"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ensemblekit"
+        return Path(os.path.expanduser(chosen))
+    # os.path's version leaves "~" as it is where there is no home
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "ensemblekit"
 
 
 @dataclass(frozen=True)
