@@ -80,9 +80,8 @@ def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_j
     from ensemblekit import api
     from ensemblekit.console import Printer
     from ensemblekit.summary import decomposition_line, metric_rows
-    from ensemblekit.tables import parse_override
 
-    other = None if data is None else parse_override(f"data={data}")[1]
+    other = None if data is None else _value_of("--data", data)
     metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files)
     printer = Printer()
     if as_json:
@@ -93,6 +92,17 @@ def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_j
     if line:
         printer.text()
         printer.text(line)
+
+
+def _value_of(option: str, text: str) -> Any:
+    """What an option says, read as --set reads it."""
+    from ensemblekit.tables import parse_override
+
+    try:
+        return parse_override(f"data={text}")[1]
+    except UsageError as error:
+        fix = 'write a name, or a table: {name="image_folder", path="…"}'
+        raise UsageError(error.what.replace(f"data={text}", text), option, fix) from error
 
 
 @click.command()

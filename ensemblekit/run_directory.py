@@ -59,8 +59,12 @@ class RunDirectory:
 
     @staticmethod
     def refuse_if_used(path: str | Path) -> None:
-        """`RunError` if there is something already, so that this shows before anything is computed."""
-        _refuse_if_used(Path(path))
+        """`RunError` if something is there, or nothing can be: this shows before anything is computed."""
+        path = Path(path)
+        _refuse_if_used(path)
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise RunError("cannot write", str(path), f"choose another --out, or make {there} writable")
 
     @classmethod
     def create(cls, path: str | Path, spec_toml: str, environment: Mapping[str, Any]) -> RunDirectory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ class Seen:
         self.objective, self.columns = objective, columns
         self.kept: list[tuple[Tensor, Tensor, Tensor]] = []
         """Objective, outputs (M, B, C) and targets of the steps that are not counted yet."""
+        self.counted: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())
+        """Outputs and targets of the steps that were counted last."""
         self.sums: dict[str, Tensor] = {}
         self.finite: list[Tensor] = []
         """For each step since the last look, whether each member's outputs and the objective are finite, (M + 1,)."""
@@ -51,6 +55,7 @@ class Seen:
         members = torch.stack([finite.all(dim=1) for finite in by_step])
         self.finite.append(torch.cat([members, values.isfinite().unsqueeze(1)], dim=1))
         self.samples += sum(sizes)
+        self.counted = outputs.split(sizes, dim=1), targets.split(sizes)
         self.kept.clear()
 
     def check_finite(self, epoch: int, path: object) -> None:
@@ -62,14 +67,25 @@ class Seen:
         if not bool(good.all()):
             bad_step = int((~good.all(dim=1)).nonzero()[0])
             members = [self.columns[place] for place in (~good[bad_step, :-1]).nonzero().flatten().tolist()]
-            whose = f"the outputs of member {members[0]}" if members else "the objective"
+            what = f"the outputs of member {members[0]}" if members else "the objective"
+            what, fix = f"{what} became nan or infinite", "lower training.optimizer.lr, or set training.clip_norm"
+            if not members:
+                what, fix = self._blamed(bad_step - len(good)) or (what, fix)
             step = self.steps - len(good) + bad_step + 1
-            raise NumericError(
-                f"{whose} became nan or infinite at epoch {epoch}, step {step}",
-                f"{path} keeps the checkpoint of epoch {epoch - 1}",
-                "lower training.optimizer.lr, or set training.clip_norm",
-            )
+            kept = f"{path} keeps the checkpoint of epoch {epoch - 1}"
+            raise NumericError(f"{what} at epoch {epoch}, step {step}", kept, fix)
         self.finite.clear()
+
+    def _blamed(self, place: int) -> tuple[str, str] | None:
+        """The plugin whose hook gave what is not finite, and what to do, if that step (from the end) is at hand."""
+        outputs, targets = self.counted
+        if len(outputs) < -place:
+            return None
+        try:
+            self.objective.check_finite(outputs[place], targets[place])
+        except NumericError as error:
+            return error.what, error.fix
+        return None
 
     def means(self) -> dict[str, float]:
         """The means over the epoch's samples."""

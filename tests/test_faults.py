@@ -250,3 +250,26 @@ def test_bench_leaves_an_older_file_until_it_has_a_newer_one(tmp_path):
     older.write_text("old")
     assert run("bench", "--only", "nothing", "--output", str(older)).exit_code == 2
     assert older.read_text() == "old"
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_computed(spec, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    result = run("train", str(spec), "--out", "deep/run")
+    assert result.exit_code == 5
+    assert "error: cannot write; deep/run" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_hook_that_gives_nan_is_named_with_the_step(spec):
+    (spec.parent / "bad.py").write_text(METHOD.format(LOSS + "return outputs.mean(-1) * float('nan')"))
+    result = run("train", str(spec), "--plugin", "bad.py", "--set", "method=bad", "--out", "run", "--quiet")
+    assert result.exit_code == 6
+    assert 'plugin "bad": hook "member_loss"' in result.stderr
+    assert "at epoch 1, step 1; run keeps the checkpoint of epoch 0; check its formula" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["{name=", ""])
+def test_an_option_is_blamed_by_its_own_name(spec, text):
+    result = run("evaluate", "run", "--data", text)
+    assert result.exit_code == 2
+    assert "; --data; write a name, or a table" in result.stderr

@@ -25,7 +25,7 @@ def rendered(rows: Rows) -> str:
         groups.setdefault((row["work"], row["against"]), []).append(row)
     lines = ["| work | against | asked | reached | measured by |", "|---|---|---|---|---|"]
     for (work, against), runs in groups.items():
-        only = re.sub(r"^.*(--only \S+).*$", r"\1", runs[0]["command"])
+        only = re.sub(r"^.*(--only .+) --run.*$", r"\1", runs[0]["command"])
         lines.append(f"| {work} | {against} | {runs[0]['asked']} | {reached(runs)} | `{only}` |")
     return "\n".join([*lines, "", origin(rows)])
 
@@ -35,6 +35,7 @@ def reached(runs: Rows) -> str:
     sign, bound, unit = re.fullmatch(r"([≥≤]) ([\d.]+)(.*)", runs[0]["asked"]).groups()
     ratios = sorted(float(run["ratio"]) for run in runs)
     text = f"{ratios[0]:.3g}{unit}" if len(ratios) == 1 else f"{ratios[0]:.3g} to {ratios[-1]:.3g}{unit}"
+    text += f" in {len(ratios)} runs" if len(ratios) > 1 else " in one run"
     kept = [ratio >= float(bound) if sign == "≥" else ratio <= float(bound) for ratio in ratios]
     return f"**{text}**" if all(kept) else f"{text}, not always" if any(kept) else f"{text}, not reached"
 
@@ -43,10 +44,9 @@ def origin(rows: Rows) -> str:
     """When, where and by which command."""
     dates = sorted({row["date"] for row in rows})
     machines = "; ".join(sorted({row["machine"] for row in rows}))
-    runs = sorted({int(row["run"]) for row in rows})
     command = rows[0]["command"].partition(" --only")[0]
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"Measured {when} on {machines}; runs {', '.join(map(str, runs))} of `{command} --only ROW --run RUN`."
+    return f"Measured {when} on {machines}, by `{command} --only ROW --run RUN`."
 
 
 def main() -> None:

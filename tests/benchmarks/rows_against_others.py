@@ -139,15 +139,15 @@ def boosting(options: Options) -> Iterator[Measured]:
 
 def pipeline(options: Options) -> Iterator[Measured]:
     here = workload("data-pipeline", options)
-    images, note = None, "random images of CIFAR-100's shape"
+    images, source = None, "random images of CIFAR-100's shape"
     if options.cifar100 is not None:
         dataset = ek.datasets()["image_folder"].load()(path=options.cifar100, limit_train=here.batch_size * here.steps)
-        images, note = ek.load_data(dataset, SEED).train.inputs, "CIFAR-100"
+        images, source = ek.load_data(dataset, SEED).train.inputs, "CIFAR-100"
     contest = pipeline_contest(here, CPU, images)
     with ExitStack() as stack:
         found = interleaved({name: make(stack) for name, make in contest.makers.items()}, here.rounds)
     against = "torchvision per image in a DataLoader, 0 workers"
-    yield faster("crop + flip + normalise on CIFAR-100", against, "≥ 20×", found[NAIVE], found[OURS], note)
+    yield faster(f"crop + flip + normalise on {source}", against, "≥ 20×", found[NAIVE], found[OURS], source)
 
 
 def inference(options: Options) -> Iterator[Measured]:

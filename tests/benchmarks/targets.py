@@ -34,7 +34,8 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output or (None if options.smoke else RESULTS)
     for name in options.only or ROWS:
-        command = f"python tests/benchmarks/targets.py --only {name} --run {options.run}"
+        images = " --cifar100 …" if options.cifar100 and name == "pipeline" else ""
+        command = f"python tests/benchmarks/targets.py --only {name}{images} --run {options.run}"
         for measured in ROWS[name](Options(options.smoke, options.cifar100)):
             row = {"date": today(), "machine": machine(), "command": command, **_cells(measured, options.run)}
             print(f"{name}: {measured.work} | {measured.against} | asked {measured.asked} | ", end="")
