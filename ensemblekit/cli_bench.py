@@ -72,7 +72,9 @@ def _show(result: Result, printer: Printer) -> None:
     workload = result.workload
     printer.heading(workload.name)
     printer.text(f"{workload.title}; batches of {workload.batch_size}")
-    printer.table(TABLE_COLUMNS, table_rows(result))
+    columns = [column for column in zip(TABLE_COLUMNS, *table_rows(result), strict=True) if any(column[1:])]
+    names, *rows = zip(*columns, strict=True)
+    printer.table(names, rows)
     for line in remarks(result):
         printer.text(line)
     printer.text()

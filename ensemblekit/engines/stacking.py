@@ -70,7 +70,7 @@ class StackedNetwork:
     def vmapped_layers(self) -> list[str]:
         """The kinds of layers that are left to `torch.func.vmap`."""
         left = [layer for part in self.layers if isinstance(part, _Vmapped) for layer in part.layers.values()]
-        return list(dict.fromkeys(type(layer).__name__ for layer in left))
+        return list(dict.fromkeys(type(layer).__name__.lstrip("_") for layer in left))
 
 
 def _leaves(network: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
