@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,7 @@ from ensemblekit.seeding import generator
 from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at
 from ensemblekit.testing.constants import derivatives
 from ensemblekit.testing.documented import hooks_are_known
-from ensemblekit.testing.method_bench import BATCH, MethodBench
+from ensemblekit.testing.method_bench import BATCH, HOOKS_THAT_ANSWER, MethodBench
 from ensemblekit.testing.method_rare_hooks import RARE_HOOK_CHECKS
 from ensemblekit.testing.method_runs import RUN_CHECKS
 
@@ -29,6 +30,7 @@ def method_checks(method: Method) -> list[Check]:
     if hooks_are_known(method):
         claims |= {
             "hooks return the right shape, dtype and device": answers,
+            "every hook gives an answer": answered,
             "gradients are finite": finite_gradients,
             "gradients are those of the objective": right_gradients,
             "it works with one member": one_member,
@@ -90,6 +92,32 @@ def _check_answer(bench: MethodBench, hook: str, outputs: Tensor, target: Tensor
         raise ContractError(f"{expected} for outputs of {form(outputs)}", form(answer), where, fix)
 
 
+def answered(bench: MethodBench) -> None:
+    """A hook that never answers is like none at all, and so is a method without hooks."""
+    if not implemented_hooks(bench.method_class) and (without_use := _own_names(bench.method_class)):
+        raise ContractError(
+            "at least one hook",
+            f"none, and nothing that asks for {without_use[0]}",
+            look_at(bench.method_class),
+            "implement hooks of ensemblekit.hookspecs with @hookimpl, such as member_loss",
+        )
+    for hook in bench.hooks(HOOKS_THAT_ANSWER):
+        if all(answer is None for answer in bench.answers(hook)) and not bench.means_none(hook):
+            raise ContractError(
+                "something other than None, which leaves the answer to others",
+                "None at every call",
+                look_at(bench.method_class, hook),
+                "end the hook with return …; if it leaves the answer to others on purpose, let it say return None",
+            )
+
+
+def _own_names(method_class: type[Method]) -> list[str]:
+    """The parameters and functions that a class has and `Method` has not."""
+    functions = [name for name in dir(method_class) if inspect.isfunction(inspect.getattr_static(method_class, name))]
+    own = [name for name in functions if not hasattr(Method, name)]
+    return [*method_class.model_fields, *own]
+
+
 def finite_gradients(bench: MethodBench) -> None:
     """Also where square roots, norms and logarithms have none: equal members, and members that are very sure."""
     ordinary = bench.outputs().float()
@@ -142,6 +170,15 @@ def right_gradients(bench: MethodBench) -> None:
             where,
             "look for a custom backward, in-place changes, or values that went through NumPy or Python numbers",
         )
+    for hook in bench.hooks(("member_loss", "ensemble_loss")):
+        answer = bench.answer(hook, outputs.clone().requires_grad_(), target)
+        if answer is not None and not answer.requires_grad and bool(answer.any()):
+            raise ContractError(
+                "a loss from which members learn, or zeros",
+                "a loss that is a constant to them: no gradient flows from it to the outputs",
+                look_at(bench.method_class, hook),
+                "compute it from outputs or combined, not from detach() of them nor under torch.no_grad()",
+            )
     if not bool(analytical.any()):
         hooks = bench.hooks(("member_loss", "ensemble_loss", "select_members"))
         raise ContractError(

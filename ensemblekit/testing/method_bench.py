@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from textwrap import dedent
 from typing import Any
 
 import torch
@@ -20,11 +22,20 @@ from ensemblekit.plugin import Method
 from ensemblekit.seeding import generator
 from ensemblekit.spec import Spec
 from ensemblekit.testing.checks import ContractError, look_at
-from ensemblekit.testing.tiny import NUM_CLASSES, NUM_VALUES, registry_with, tiny_spec
+from ensemblekit.testing.tiny import NUM_CLASSES, NUM_TRAIN, NUM_VALUES, registry_with, tiny_spec
 
 BATCH = 4
 MEMBERS = 3
 HOOKS_OF_THE_OBJECTIVE = ("combine", "member_loss", "ensemble_loss", "select_members")
+HOOKS_THAT_ANSWER = (
+    *HOOKS_OF_THE_OBJECTIVE,
+    "fit_combiner",
+    "second_inputs",
+    "sample_weights",
+    "members_at_start",
+    "passes",
+    "learning_rate",
+)
 FEW_EPOCHS, MOST_EPOCHS = 4, 512
 TASKS: tuple[tuple[Loss, bool], ...] = ((CrossEntropy(), False), (MSE(), False), (MSE(), True))
 """Tried in turn, with whether it is regression: a method may be for one of them only."""
@@ -105,8 +116,35 @@ class MethodBench:
         arguments["fitted"] = None  # as in training
         if hook != "combine":
             arguments["combined"] = self.objective.hooks.hook.combine(**arguments)
+        return self._ask(hook, arguments)
+
+    def answers(self, hook: str) -> Iterator[Any]:
+        """What the method itself answers to any hook, in calls such as those of a run."""
+        if hook in HOOKS_OF_THE_OBJECTIVE:
+            yield self.answer(hook, self.outputs(), self.target())
+        arguments: dict[str, Any] = {"outputs": self.outputs(), "target": self.target(), "loss": self.spec.loss}
+        arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN}
+        arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 1))
+        if hook == "combine" and self.objective.fits_combiner:
+            yield self._ask(hook, arguments | {"fitted": self.objective.fit_combiner(self.outputs(), self.target())})
+        elif hook not in HOOKS_OF_THE_OBJECTIVE:
+            epochs = self.spec.training.epochs
+            for epoch in (0.0, 0.5, epochs / 2, epochs - 0.01):
+                rate = {"base": 0.1, "epoch": epoch, "num_epochs": epochs}
+                yield self._ask(hook, arguments | rate | {"generator": generator(0, "contract", hook)})
+
+    def _ask(self, hook: str, arguments: dict[str, Any]) -> Any:
         named = list(inspect.signature(implemented_hooks(self.method_class)[hook]).parameters)[1:]
         return getattr(self.method, hook)(**{name: arguments[name] for name in named})
+
+    def means_none(self, hook: str) -> bool:
+        """Whether a hook says in its source that it may leave the answer to others; one without source might."""
+        try:
+            source = dedent(inspect.getsource(inspect.unwrap(implemented_hooks(self.method_class)[hook])))
+        except OSError:
+            return True
+        returns = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
+        return any(value is None or _names_none_or_super(value) for value in returns)
 
     def culprit(self, is_wrong: Callable[[Callable[[Tensor], Tensor]], bool]) -> str:
         """Where to look: the first hook whose own answer, summed to a scalar, is already wrong."""
@@ -121,3 +159,10 @@ class MethodBench:
                 return look_at(self.method_class, hook)
         hooks = self.hooks()
         return look_at(self.method_class, hooks[-1] if hooks else "")
+
+
+def _names_none_or_super(value: ast.expr) -> bool:
+    return any(
+        (isinstance(node, ast.Constant) and node.value is None) or (isinstance(node, ast.Name) and node.id == "super")
+        for node in ast.walk(value)
+    )

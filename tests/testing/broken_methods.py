@@ -16,6 +16,7 @@ ROUND_TRIP = "a spec says exactly what it is"
 KNOWN_HOOKS = "hooks exist and name only known arguments"
 FORMULA = "its formula is given"
 ANSWERS = "hooks return the right shape, dtype and device"
+ANSWERED = "every hook gives an answer"
 FINITE = "gradients are finite"
 RIGHT = "gradients are those of the objective"
 ONE_MEMBER = "it works with one member"
@@ -113,6 +114,60 @@ class OddMask(Good):
     @hookimpl
     def select_members(self, outputs: Tensor) -> Tensor:
         return torch.ones(1, outputs.shape[1], dtype=torch.int64, device=outputs.device)
+
+
+class ForgetsToReturn(Good):
+    """Computes a loss and keeps it to itself."""
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor | None:
+        loss(combined, target)
+
+
+class ForgetsInOneBranch(Good):
+    """Answers only with other parameters than it has."""
+
+    hard: bool = Field(False, description="whether members are chosen")
+
+    @hookimpl  # noqa: RET503 - the fault
+    def select_members(self, outputs: Tensor) -> Tensor | None:
+        if self.hard:
+            return torch.ones_like(outputs[..., 0], dtype=torch.bool)
+        outputs.softmax(dim=-1)
+
+
+class ForgetsARate(Good):
+    """Computes a learning rate and keeps it to itself."""
+
+    @hookimpl
+    def learning_rate(self, base: float, epoch: float) -> float | None:
+        base / (1 + epoch)
+
+
+class HelperForgets(Good):
+    """Hands on what a function of its own does not return."""
+
+    @hookimpl
+    def sample_weights(self, num_samples: int, num_members: int) -> Tensor | None:
+        return self._weights(num_samples, num_members)
+
+    def _weights(self, num_samples: int, num_members: int) -> Tensor | None:
+        torch.ones(num_samples, num_members)
+
+
+class NoHooks(Method):
+    """Has a parameter that nothing asks for."""
+
+    formula = "sum_i l(h_i, y)"
+    strength: float = Field(1.0, description="of nothing")
+
+
+class Constant(Good):
+    """Lets the ensemble pay what nobody can change."""
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(combined.detach(), target)
 
 
 class SpreadRoot(Good):
@@ -299,7 +354,7 @@ class Crashes(Good):
         raise ZeroDivisionError("of all things")
 
 
-NEED_ANSWERS = {ANSWERS, FINITE, RIGHT, ONE_MEMBER, ORDER, SEPARABLE, NO_MEMORY, ENGINES, RESUMES}
+NEED_ANSWERS = {ANSWERS, ANSWERED, FINITE, RIGHT, ONE_MEMBER, ORDER, SEPARABLE, NO_MEMORY, ENGINES, RESUMES}
 FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (Undescribed, {DESCRIPTION}, ("no docstring", "Undescribed, ")),
     (EndsLate, {DESCRIPTION}, ('"A first line that goes on"',)),
@@ -311,6 +366,12 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (AlwaysFloat32, {ANSWERS, RIGHT, ONE_MEMBER}, ("float64 of shape (4,)", "got: float32")),
     (ReadsBack, {ANSWERS}, ("meta", ".item()", "ReadsBack.member_loss")),
     (OddMask, {ANSWERS}, ("a mask that broadcasts to (3, 4)", "int64 of shape (1, 4)", "OddMask.select_members")),
+    (ForgetsToReturn, {ANSWERED}, ("None at every call", "end the hook with return", "ForgetsToReturn.ensemble_loss")),
+    (ForgetsInOneBranch, {ANSWERED}, ("let it say return None", "ForgetsInOneBranch.select_members")),
+    (ForgetsARate, {ANSWERED}, ("None at every call", "ForgetsARate.learning_rate")),
+    (HelperForgets, {ANSWERED}, ("None at every call", "HelperForgets.sample_weights")),
+    (NoHooks, {ANSWERED}, ("at least one hook", "strength", "NoHooks, ")),
+    (Constant, {RIGHT}, ("no gradient flows", "Constant.ensemble_loss")),
     (SpreadRoot, {FINITE, ONE_MEMBER}, ("members with equal outputs", "SpreadRoot.ensemble_loss")),
     (WrongGradient, {RIGHT}, ("central differences", "WrongGradient.member_loss")),
     (TeachesNothing, {RIGHT}, ("zero everywhere", "TeachesNothing.member_loss")),

@@ -110,7 +110,7 @@ def test_an_authors_test_file_passes_or_shows_the_review_without_the_kits_own_co
     pytester.makepyfile(test_good=AUTHORS_TEST.format(name="Good"))
     pytester.makepyfile(test_broken=AUTHORS_TEST.format(name="FirstSampleOnly"))
     result = pytester.runpytest_inprocess("-k", "finite or order")
-    result.assert_outcomes(failed=1, passed=3, deselected=32)
+    result.assert_outcomes(failed=1, passed=3, deselected=34)
     shown = result.stdout.str()
     assert "test_broken.py::test_contract[the order of samples does not matter]" in shown
     assert "got: with the samples in reverse order" in shown
@@ -123,7 +123,7 @@ def test_the_option_makes_tests_of_installed_plugins(pytester):
     assert "ensemblekit::gncl::gradients are finite" in listed.outlines
     assert "ensemblekit::mse::its probabilities sum to one" in listed.outlines
     chosen = pytester.runpytest_inprocess("--ensemblekit", "gncl", "-k", "finite or memory", "-v")
-    chosen.assert_outcomes(passed=2, deselected=16)
+    chosen.assert_outcomes(passed=2, deselected=17)
     chosen.stdout.fnmatch_lines(["ensemblekit::gncl::gradients are finite PASSED*"])
 
 
@@ -136,7 +136,7 @@ def test_the_option_suggests_a_name_for_an_unknown_one(pytester):
 def test_a_failure_of_the_option_is_the_review_alone(pytester):
     pytester.makepyfile(flat='from ensemblekit import Method\nclass Flat(Method):\n    """No formula."""\n')
     result = pytester.runpytest_inprocess("--ensemblekit", "flat.py", "-k", "formula")
-    result.assert_outcomes(failed=1, deselected=17)
+    result.assert_outcomes(failed=1, deselected=18)
     shown = result.stdout.str()
     assert "expected: the formula of what the method minimises\ngot: none\nlook at: Flat, flat.py:2\n" in shown
     assert "FAILED ensemblekit::flat::its formula is given" in shown
