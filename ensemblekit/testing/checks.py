@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FunctionType
 
@@ -31,12 +32,28 @@ class ContractError(AssertionError):
         return "\n".join(f"{label}: {text}" for label, text in parts.items() if text)
 
 
+class NotChecked(ContractError):
+    """A check that fails while another fails that it builds on: what it found says nothing new."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__(f'that "{first}"', "not that", "")
+        self.first = first
+
+    def __str__(self) -> str:
+        return f"not checked: {self.advice}"
+
+    @property
+    def advice(self) -> str:
+        return f'first mend "{self.first}"'
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """What came of one check."""
 
     name: str
-    passed: bool
+    passed: bool | None
+    """None: not checked, because a check that it builds on has failed."""
     message: str
     """The review; empty if it passed."""
     seconds: float
@@ -49,6 +66,8 @@ class Check:
     name: str
     plugin: Plugin
     examine: Callable[[], None] = field(repr=False)
+    needs: tuple[Check, ...] = field(default=(), repr=False)
+    """Checks that it builds on: if one of them fails, a failure of this one is not reported."""
 
     def __str__(self) -> str:
         return self.name
@@ -58,20 +77,31 @@ class Check:
         try:
             with _undisturbed():
                 self.examine()
-        except ContractError as error:
-            raise error.with_traceback(None) from None
         except (Exception, SystemExit) as error:
+            for check in self.needs:
+                if not check.is_kept:
+                    raise NotChecked(check.name) from None
+            if isinstance(error, ContractError):
+                raise error.with_traceback(None) from None
             raise _crashed(error, type(self.plugin)) from error
 
     def result(self) -> CheckResult:
         """Run the check and say what came of it; never raises."""
         start = time.perf_counter()
+        passed: bool | None = True
         message = ""
         try:
             self()
+        except NotChecked as error:
+            passed, message = None, error.advice
         except ContractError as error:
-            message = str(error)
-        return CheckResult(self.name, not message, message, time.perf_counter() - start)
+            passed, message = False, str(error)
+        return CheckResult(self.name, passed, message, time.perf_counter() - start)
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether the plugin keeps it, found out once."""
+        return self.result().passed is True
 
 
 @contextmanager

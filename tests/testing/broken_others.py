@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from ensemblekit import DataError, DataInfo, Dataset, Extension, Loss, Splits, generator, hookimpl
+from ensemblekit import DataError, DataInfo, Dataset, Extension, GrowingEnsemble, Loss, Splits, generator, hookimpl
 
 OFFLINE = "without network and files it loads, or says where files go"
 VALID = "its samples and targets are valid"
@@ -169,6 +169,7 @@ class LimitsItself(GoodData):
 
 WATCHES = "it only watches what is minimised"
 FINISHES = "a run with it finishes, and can be resumed"
+SAME_WITHOUT = "training is the same without it"
 
 
 class GoodExtension(Extension):
@@ -185,6 +186,22 @@ class ChangesTheLoss(Extension):
     @hookimpl
     def member_loss(self, outputs: Tensor) -> Tensor:
         return outputs.square().sum(dim=-1)
+
+
+class ChangesTheRate(Extension):
+    """Is a schedule in disguise."""
+
+    @hookimpl
+    def learning_rate(self, base: float) -> float:
+        return base / 2
+
+
+class Freezes(Extension):
+    """Stops a member from learning."""
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        ensemble.freeze(0)
 
 
 class WantsAMetric(GoodExtension):
@@ -275,6 +292,8 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (AnotherEveryTime, {STABLE}, ("in whatever order samples are read", "AnotherEveryTime.load")),
     (LimitsItself, {LIMITS}, ("27 samples with limit_train = 27", "24 samples", "LimitsItself.load")),
     (ChangesTheLoss, {WATCHES}, ("member_loss", "ensemblekit.Method")),
+    (ChangesTheRate, {WATCHES}, ("learning_rate", "ensemblekit.Method")),
+    (Freezes, {SAME_WITHOUT}, ("other weights", "freeze nothing", "Freezes.epoch_started")),
     (WantsAMetric, {FINISHES}, ("KeyError: 'beauty'", "run_finished(), ")),
     (FirstEpochOnly, {FINISHES}, ("AttributeError: 'NoneType'", "epoch_started(), ", "self._seen.append(epoch)")),
     (Reduced, {PER_SAMPLE, ALONE}, ("float32 of shape (2, 4)", "shape (2,)", "Reduced.per_sample")),
