@@ -190,9 +190,9 @@ def right_gradients(bench: MethodBench) -> None:
 
 
 def one_member(bench: MethodBench) -> None:
-    """An ensemble of one is a network like any other, unless the method's parameters exclude it."""
+    """An ensemble of one is a network like any other, unless the method's parameters or `check_spec` exclude it."""
     start = bench.objective.hooks.hook.members_at_start(num_members=bench.members)
-    if bench.method.required_members() not in (None, 1) and start != 1:
+    if start != 1 and (bench.method.required_members() not in (None, 1) or not bench.accepts(1)):
         return
     outputs, target = bench.outputs(1), bench.target()
     value, gradient = _gradient(lambda leaf: bench.objective(leaf, target), outputs)
@@ -293,11 +293,12 @@ def sample_weights(bench: MethodBench) -> None:
         raise ContractError("weights of at least 0", got, where, "a negative weight would reward mistakes; clip at 0")
     if not bool((first.sum(dim=0) > 0).all()):
         raise ContractError("some weight for every member", "a member whose weights are all 0", where)
-    fewer = bench.objective.sample_weights(num_samples, bench.members - 1, seed=0) if bench.members > 1 else None
-    if fewer is not None and not torch.equal(first[:, : bench.members - 1], fewer):
+    less = next((size for size in range(bench.members - 1, 0, -1) if bench.accepts(size)), 0)
+    fewer = bench.objective.sample_weights(num_samples, less, seed=0) if less else None
+    if fewer is not None and not torch.equal(first[:, :less], fewer):
         raise ContractError(
             "a member's weights not to depend on how many members there are",
-            f"others for M = {bench.members - 1} than for M = {bench.members}",
+            f"others for M = {less} than for M = {bench.members}",
             where,
             "draw member by member: torch.stack([draw(num_samples) for _ in range(num_members)], dim=1)",
         )

@@ -7,7 +7,8 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from textwrap import dedent
 from typing import Any
 
@@ -20,12 +21,13 @@ from ensemblekit.losses import MSE, CrossEntropy, Loss
 from ensemblekit.objectives import Objective
 from ensemblekit.plugin import Method
 from ensemblekit.seeding import generator
-from ensemblekit.spec import Spec
+from ensemblekit.spec import EnsembleSection, Spec
 from ensemblekit.testing.checks import ContractError, look_at
 from ensemblekit.testing.tiny import NUM_CLASSES, NUM_TRAIN, NUM_VALUES, registry_with, tiny_spec
 
 BATCH = 4
-MEMBERS = 3
+MEMBERS = (3, 2, 4)
+"""Tried in turn: a method may be for an even number of members only, or for few."""
 HOOKS_OF_THE_OBJECTIVE = ("combine", "member_loss", "ensemble_loss", "select_members")
 HOOKS_THAT_ANSWER = (
     *HOOKS_OF_THE_OBJECTIVE,
@@ -49,37 +51,46 @@ class MethodBench:
         self.method_class = type(method)
         self.registry = registry_with(method)
 
-    @cached_property
+    @property
     def members(self) -> int:
         """How many members it works with."""
-        return self.method.required_members() or MEMBERS
+        return self.spec.ensemble.members
 
     @cached_property
     def spec(self) -> Spec:
         """The smallest run that the method has nothing against."""
-        for loss, regression in TASKS:
-            if self._problems(self._spec(MOST_EPOCHS, loss, regression)):
-                continue
-            # the fewest epochs that will do: a method may have a use for many
-            epochs = 1 + bisect_left(
-                range(1, MOST_EPOCHS + 1), True, key=lambda few: not self._problems(self._spec(few, loss, regression))
-            )
-            return self._spec(max(epochs, FEW_EPOCHS), loss, regression)
-        problems = self._problems(self._spec(MOST_EPOCHS, *TASKS[0]))
+        required = self.method.required_members()
+        sizes = MEMBERS if required is None else (required,)
+        for members, task in product(sizes, TASKS):
+            works = partial(self._works, members=members, task=task)
+            if works(MOST_EPOCHS):
+                # the fewest epochs that will do: a method may have a use for many
+                epochs = 1 + bisect_left(range(1, MOST_EPOCHS + 1), True, key=works)
+                return self._spec(max(epochs, FEW_EPOCHS), members, *task)
+        tried = ", ".join(map(str, sizes))
+        problems = [self._problems(self._spec(MOST_EPOCHS, members, *TASKS[0])) for members in sizes]
+        why = ", as required_members() says" if required else ""
         raise ContractError(
-            f"check_spec() to accept some run of {MOST_EPOCHS} epochs, for classes or for values",
-            "; ".join(str(problem) for problem in problems),
+            f"check_spec() to accept some run of {MOST_EPOCHS} epochs, for {NUM_CLASSES} classes or for values",
+            "; ".join(dict.fromkeys(str(problem) for found in problems for problem in found)),
             look_at(self.method_class, "check_spec"),
-            "refuse only what cannot work; the kit tries cross-entropy and the squared error",
+            f"refuse only what cannot work; tried were {tried} members{why}, with cross-entropy and the squared error",
         )
 
-    def _spec(self, epochs: int, loss: Loss, regression: bool) -> Spec:
+    def accepts(self, members: int) -> bool:
+        """Whether the method has nothing against so many members in the run of the bench."""
+        return not self._problems(replace(self.spec, ensemble=EnsembleSection(members=members)))
+
+    def _works(self, epochs: int, members: int, task: tuple[Loss, bool]) -> bool:
+        return not self._problems(self._spec(epochs, members, *task))
+
+    def _spec(self, epochs: int, members: int, loss: Loss, regression: bool) -> Spec:
         changes = {
             "training.epochs": epochs,
             "training.evaluate_every": epochs,
             "training.loss": loss.name,
             "data.regression": regression,
-            "ensemble.members": self.members,
+            "ensemble.members": members,
             # one that makes noisy passes needs a network with noise
             "model.dropout": 0.5 if self.hooks(["passes"]) else 0.0,
         }

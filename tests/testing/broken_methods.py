@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 import torch
 from pydantic import Field, PrivateAttr, field_validator
 from torch import Tensor
 
-from ensemblekit import GrowingEnsemble, Loss, Method, Problem, hookimpl
+from ensemblekit import GrowingEnsemble, Loss, Method, Problem, Spec, hookimpl
 
 DESCRIPTION = "its description is one sentence"
 PARAMETERS = "every parameter is described"
@@ -39,6 +40,61 @@ class Good(Method):
     @hookimpl
     def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
         return loss(outputs, target)
+
+
+class ADP(Method):
+    """Lets members spread what they give to the wrong classes, which takes fewer members than wrong classes."""
+
+    paper = "Pang et al. 2019, Improving Adversarial Robustness via Promoting Ensemble Diversity"
+    formula = "sum_i l(h_i, y) - alpha H(f) - beta log det(G),  G_ij = cos of the wrong classes' probabilities"
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target)
+
+    @hookimpl
+    def ensemble_loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        probabilities = outputs.softmax(dim=-1)
+        mean = probabilities.mean(dim=0)
+        entropy = torch.special.entr(mean + 1e-20).sum(dim=-1)
+        true = torch.arange(outputs.shape[-1], device=outputs.device) == target.unsqueeze(-1)
+        wrong = probabilities.masked_fill(true, 0).transpose(0, 1)
+        wrong = wrong / (wrong.square().sum(dim=-1, keepdim=True) + 1e-20).sqrt()
+        gram = wrong @ wrong.mT + 1e-6 * torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
+        return -2 * entropy - 0.5 * gram.logdet()
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        info = spec.data.info
+        if info is not None and spec.ensemble.members > info.num_outputs - 1:
+            yield Problem("/ensemble.members", "as many members as classes, or more", "have fewer")
+
+
+class EvenOnly(Good):
+    """Pairs members, so that none may be left over."""
+
+    @hookimpl
+    def ensemble_loss(self, outputs: Tensor, num_members: int) -> Tensor:
+        pairs = outputs.view(num_members // 2, 2, *outputs.shape[1:])
+        return -(pairs[:, 0] - pairs[:, 1]).square().sum(dim=(0, 2))
+
+    @hookimpl
+    def sample_weights(self, num_samples: int, num_members: int) -> Tensor:
+        return torch.ones(num_samples, num_members // 2).repeat_interleave(2, dim=1)
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if spec.ensemble.members % 2:
+            yield Problem("/ensemble.members", "an odd number of members", "add one")
+
+
+class FourOrMore(Good):
+    """Works with no fewer than four members."""
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if spec.ensemble.members < 4:
+            yield Problem("/ensemble.members", "fewer than four members", "have four")
+
+
+GOOD = (Good, ADP, EvenOnly, FourOrMore)
 
 
 class Undescribed(Good):
@@ -390,6 +446,6 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (NegativeRate, {LIFE_CYCLE}, ("at least 0 at epoch 0.5", "NegativeRate.learning_rate")),
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
     (CountsEpochs, {RESUMES}, ("taken up after epoch 2 of 4", "CountsEpochs.epoch_started")),
-    (RefusesEverything, NEED_ANSWERS, ("not today", "RefusesEverything.check_spec")),
+    (RefusesEverything, NEED_ANSWERS, ("not today", "tried were 3, 2, 4 members", "RefusesEverything.check_spec")),
     (Crashes, NEED_ANSWERS - {SEPARABLE}, ("ZeroDivisionError: of all things", "member_loss(), ", "raise ZeroDiv")),
 ]
