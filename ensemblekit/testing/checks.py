@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -133,14 +134,19 @@ def _readable_path(file: str) -> str:
 
 def _crashed(error: BaseException, plugin_class: type) -> ContractError:
     """The review of something that was raised instead of an answer."""
-    fix = error.fix if isinstance(error, EnsemblekitError) else ""
-    said = "; ".join(part for part in (error.what, error.where) if part) if isinstance(error, EnsemblekitError) else ""
-    got = f"{type(error).__name__}: {said or str(error).strip()}"
-    return ContractError("an answer", got, _innermost(error, plugin_class), fix)
+    if not isinstance(error, EnsemblekitError):
+        got = f"{type(error).__name__}: {str(error).strip()}"
+        return ContractError("an answer", got, innermost(error, plugin_class) or look_at(plugin_class))
+    hook = re.search(r'hook "(\w+)"', error.what)
+    where = innermost(error, plugin_class) or look_at(plugin_class, hook[1] if hook else "")
+    if error.where.startswith("expected "):
+        return ContractError(error.where.removeprefix("expected "), error.what, where, error.fix)
+    said = "; ".join(part for part in (error.what, error.where) if part)
+    return ContractError("an answer", f"{type(error).__name__}: {said}", where, error.fix)
 
 
-def _innermost(error: BaseException, plugin_class: type) -> str:
-    """The last line of the plugin's own files that ran, or the class if none of them did."""
+def innermost(error: BaseException, plugin_class: type) -> str:
+    """The last line of the plugin's own files that ran; "" if none of them did."""
     files = set()
     for base in plugin_class.__mro__:
         if not base.__module__.startswith(("ensemblekit.", "pydantic", "builtins", "abc")) or base is plugin_class:
@@ -155,14 +161,23 @@ def _innermost(error: BaseException, plugin_class: type) -> str:
             if frame.filename in files:
                 place = f"{frame.name}(), {_readable_path(frame.filename)}:{frame.lineno}: {frame.line}"
         cause = cause.__cause__
-    return place or look_at(plugin_class)
+    return place
 
 
 def form(value: object) -> str:
     """What kind of thing a value is: dtype, shape and device of a tensor, else its type."""
     if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
+        return "None" if value is None else f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
+
+
+def takes(function: Callable[..., object], *arguments: object) -> bool:
+    """Whether a function can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def difference(found: Tensor, expected: Tensor, tolerance: float) -> str:

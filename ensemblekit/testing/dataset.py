@@ -47,17 +47,18 @@ class DatasetBench:
 def dataset_checks(dataset: Dataset) -> list[Check]:
     """The checks of a data set besides those of any plugin."""
     bench = DatasetBench(dataset)
-    absent = _files_are_absent(dataset)
-    claims = {"without network and files it loads, or says where files go": offline}
-    if not absent:
-        claims |= {
-            "its samples and targets are valid": valid,
-            "what it declares is what it loads": declared_info,
-            "its parts have no samples in common": disjoint,
-            "the same seed gives the same samples in the same order": stable,
-            "limits are respected": limits,
-        }
-    return [Check(name, dataset, partial(function, bench)) for name, function in claims.items()]
+    loads = Check("without network and files it loads, or says where files go", dataset, partial(offline, bench))
+    if _files_are_absent(dataset):
+        return [loads]
+    sound = Check("its samples and targets are valid", dataset, partial(valid, bench), (loads,))
+    claims = {
+        "what it declares is what it loads": declared_info,
+        "its parts have no samples in common": disjoint,
+        "the same seed gives the same samples in the same order": stable,
+        "limits are respected": limits,
+    }
+    others = [Check(name, dataset, partial(function, bench), (loads, sound)) for name, function in claims.items()]
+    return [loads, sound, *others]
 
 
 def _files_are_absent(dataset: Dataset) -> bool:

@@ -41,14 +41,14 @@ class LossBench:
 def loss_checks(loss: Loss) -> list[Check]:
     """The checks of a loss besides those of any plugin."""
     bench = LossBench(loss)
+    first = Check("it is per sample, of any dtype and device", loss, partial(per_sample, bench))
     claims = {
-        "it is per sample, of any dtype and device": per_sample,
         "a sample's loss does not depend on the others": independent_samples,
         "its gradients are right and finite": gradients,
         "its second derivative is what it declares": second_derivative,
         "its probabilities sum to one": probabilities,
     }
-    return [Check(name, loss, partial(function, bench)) for name, function in claims.items()]
+    return [first, *(Check(name, loss, partial(function, bench), (first,)) for name, function in claims.items())]
 
 
 def per_sample(bench: LossBench) -> None:

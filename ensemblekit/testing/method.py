@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,23 +27,30 @@ ROUNDING = 1e-9
 def method_checks(method: Method) -> list[Check]:
     """The checks of a method besides those of any plugin; only its formula if its hooks cannot even be registered."""
     bench = MethodBench(method)
-    claims = {"its formula is given": formula}
-    if hooks_are_known(method):
-        claims |= {
-            "hooks return the right shape, dtype and device": answers,
-            "every hook gives an answer": answered,
-            "gradients are finite": finite_gradients,
-            "gradients are those of the objective": right_gradients,
-            "it works with one member": one_member,
-            "the order of samples does not matter": permuted_batch,
-            "what is declared separable is separable": separable,
-            "hooks have no memory and no randomness of their own": deterministic,
-            "sample weights are valid and drawn member by member": sample_weights,
-            "life-cycle hooks answer within range": life_cycle_answers,
-            **RARE_HOOK_CHECKS,
-            **RUN_CHECKS,
-        }
-    return [Check(name, method, partial(function, bench)) for name, function in claims.items()]
+
+    def check(name: str, function: Callable[[MethodBench], None], *needs: Check) -> Check:
+        return Check(name, method, partial(function, bench), needs)
+
+    stated = check("its formula is given", formula)
+    if not hooks_are_known(method):
+        return [stated]
+    right_form = check("hooks return the right shape, dtype and device", answers)
+    usable = replace(right_form, examine=partial(answers, bench, devices=("cpu",)))  # enough for the others
+    pure = check("hooks have no memory and no randomness of their own", deterministic, usable)
+    found = [
+        right_form,
+        check("every hook gives an answer", answered, usable),
+        check("gradients are finite", finite_gradients, usable, pure),
+        check("gradients are those of the objective", right_gradients, usable, pure),
+        check("it works with one member", one_member, usable, pure),
+        check("the order of samples does not matter", permuted_batch, usable, pure),
+        check("what is declared separable is separable", separable, usable, pure),
+        pure,
+        check("sample weights are valid and drawn member by member", sample_weights, usable),
+        check("life-cycle hooks answer within range", life_cycle_answers, usable),
+        *(check(name, function, usable) for name, function in RARE_HOOK_CHECKS.items()),
+    ]
+    return [stated, *found, *(check(name, function, *found) for name, function in RUN_CHECKS.items())]
 
 
 def formula(bench: MethodBench) -> None:
@@ -53,9 +61,9 @@ def formula(bench: MethodBench) -> None:
         )
 
 
-def answers(bench: MethodBench) -> None:
+def answers(bench: MethodBench, devices: Iterable[str] = ("cpu", "meta")) -> None:
     """Every hook by itself, in both precisions, on the CPU and on `meta`, where no value can be read."""
-    for device in ("cpu", "meta"):
+    for device in devices:
         for dtype in (torch.float32, torch.float64):
             outputs = bench.outputs().to(device, dtype)
             target = bench.target().to(device)

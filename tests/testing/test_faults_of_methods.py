@@ -23,7 +23,7 @@ def two_cores(monkeypatch):
 
 def failures(method, leave_out: set[str]) -> dict[str, str]:
     results = [check.result() for check in contract(method) if check.name not in leave_out]
-    return {result.name: result.message for result in results if not result.passed}
+    return {result.name: result.message for result in results if result.passed is False}
 
 
 @pytest.mark.parametrize(("broken", "failing", "parts"), FAULTS, ids=[broken.__name__ for broken, _, _ in FAULTS])

@@ -65,9 +65,18 @@ def test_a_failure_is_an_assertion_that_reads_like_a_review():
 def test_running_a_contract_never_raises_and_times_each_check():
     results = run_contract(Crashes)
     assert all(isinstance(result, CheckResult) and result.seconds >= 0 for result in results)
-    (message,) = {result.message for result in results if result.name == broken_methods.FINITE}
+    (message,) = [result.message for result in results if result.passed is False]
     assert "ZeroDivisionError: of all things" in message
     assert 'raise ZeroDivisionError("of all things")' in message
+
+
+def test_what_fails_for_a_reason_that_another_check_names_is_not_checked():
+    unchecked = {result.name: result.message for result in run_contract(Crashes) if result.passed is None}
+    assert broken_methods.FINITE in unchecked
+    assert set(unchecked.values()) == {f'first mend "{broken_methods.ANSWERS}"'}
+    alone = next(check for check in contract(Crashes) if check.name == broken_methods.FINITE)
+    with pytest.raises(ContractError, match=f'^not checked: first mend "{broken_methods.ANSWERS}"$'):
+        alone()
 
 
 def test_checks_leave_torch_as_it_was():
