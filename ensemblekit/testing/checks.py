@@ -6,12 +6,13 @@ import inspect
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,6 +172,40 @@ def form(value: object) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
 
 
+@contextmanager
+def on_meta_too(device: str | torch.device, plugin_class: type, member: str) -> Iterator[None]:
+    """On the meta device what is raised is a fault of its own kind, since the same has worked on the CPU before."""
+    try:
+        yield
+    except Exception as error:
+        if torch.device(device).type != "meta" or isinstance(error, ContractError):
+            raise
+        raise ContractError(
+            "an answer on the meta device too, where tensors have a shape and no values: it is tried there because "
+            "reading values back makes a GPU wait",
+            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            innermost(error, plugin_class) or look_at(plugin_class, member),
+            "use torch's functions alone: no .item(), no if or float() of a tensor, no NumPy; "
+            "create tensors on the arguments' device",
+        ) from error
+
+
+def asked_gently(plugin_class: type, member: str, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a hook answers, if it leaves its arguments as they are."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and not value.is_meta}
+    before = {name: value.clone() for name, value in tensors.items()}
+    answer = call(**arguments)
+    for name, value in tensors.items():
+        if wrong := difference(value, before[name], 0.0):
+            raise ContractError(
+                f"{name} to be after the call what it was before: others are given it too",
+                f"{name} changed in place: {wrong}",
+                look_at(plugin_class, member),
+                f"work on a copy: {name} - shift rather than {name}.sub_(shift) or {name} -= shift",
+            )
+    return answer
+
+
 def takes(function: Callable[..., object], *arguments: object) -> bool:
     """Whether a function can be called with these arguments."""
     try:
@@ -192,4 +227,6 @@ def difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
     apart = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
     worst = tuple(int(index) for index in torch.unravel_index(apart.argmax(), apart.shape))
     at = f" at {list(worst)}" if worst else ""
-    return f"{float(found[worst]):.6g} instead of {float(expected[worst]):.6g}{at}"
+    left, right = float(found[worst]), float(expected[worst])
+    digits = 6 if f"{left:.6g}" != f"{right:.6g}" else 17
+    return f"{left:.{digits}g} instead of {right:.{digits}g}{at}"

@@ -13,7 +13,7 @@ from torch import Tensor
 from ensemblekit.hooks import implemented_hooks
 from ensemblekit.plugin import Method
 from ensemblekit.seeding import generator
-from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at
+from ensemblekit.testing.checks import Check, ContractError, asked_gently, difference, form, look_at, on_meta_too
 from ensemblekit.testing.constants import derivatives
 from ensemblekit.testing.documented import hooks_are_known
 from ensemblekit.testing.method_bench import BATCH, HOOKS_THAT_ANSWER, MethodBench
@@ -74,14 +74,9 @@ def answers(bench: MethodBench, devices: Iterable[str] = ("cpu", "meta")) -> Non
 
 def _check_answer(bench: MethodBench, hook: str, outputs: Tensor, target: Tensor) -> None:
     where = look_at(bench.method_class, hook)
-    try:
-        answer = bench.answer(hook, outputs, target)
-    except (NotImplementedError, RuntimeError) as error:
-        if not outputs.is_meta:
-            raise
-        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        fix = "read no value back: no .item(), no if or float() of a tensor; create tensors on outputs.device"
-        raise ContractError("a hook that also runs on the meta device", got, where, fix) from error
+    with on_meta_too(outputs.device, bench.method_class, hook):
+        arguments = bench.arguments(hook, outputs.clone(), target.clone())
+        answer = asked_gently(bench.method_class, hook, partial(bench.ask, hook), arguments)
     if answer is None:
         return
     members, batch, num_outputs = outputs.shape
@@ -92,12 +87,34 @@ def _check_answer(bench: MethodBench, hook: str, outputs: Tensor, target: Tensor
         if fits and answer.device == outputs.device and answer.dtype in (torch.bool, outputs.dtype):
             return
         expected = f"a mask that broadcasts to {(members, batch)}, bool or of the outputs' dtype, on {outputs.device}"
-        raise ContractError(expected, form(answer), where)
+        fix = _advice(hook, answer, answer.shape if fits else None, outputs)
+        raise ContractError(expected, form(answer), where, fix)
     shape = {"combine": (batch, num_outputs), "member_loss": (members, batch), "ensemble_loss": (batch,)}[hook]
     expected = form(torch.empty(shape, dtype=outputs.dtype, device=outputs.device))
     if form(answer) != expected:
-        fix = "make new tensors with the outputs' own dtype and device, as in outputs.new_zeros(…)"
+        fix = _advice(hook, answer, shape, outputs)
         raise ContractError(f"{expected} for outputs of {form(outputs)}", form(answer), where, fix)
+
+
+RIGHT_SHAPE = {
+    "combine": "reduce over the members alone, the first dimension of outputs",
+    "member_loss": "give a loss for each member and sample: no sum() or mean() over members or the batch",
+    "ensemble_loss": "give a loss for each sample: no sum() or mean() over the batch, and none for single members",
+    "select_members": "give one entry for each member and sample, or 1 where all are treated alike",
+}
+
+
+def _advice(hook: str, answer: object, shape: tuple[int, ...] | None, outputs: Tensor) -> str:
+    """How to mend an answer, by what is wrong with it; shape None: no shape of it would do."""
+    if not isinstance(answer, Tensor):
+        return "return a tensor"
+    if tuple(answer.shape) != shape:
+        return RIGHT_SHAPE[hook]
+    if answer.device != outputs.device:
+        return "make new tensors on outputs.device, as outputs.new_zeros(…) does"
+    if hook == "select_members":
+        return "compare, as in losses <= limit, for a mask of bool; or end with .to(outputs.dtype)"
+    return "keep the outputs' own dtype: no .float() or .double(), and new tensors as outputs.new_zeros(…) makes them"
 
 
 def answered(bench: MethodBench) -> None:

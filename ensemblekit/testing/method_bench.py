@@ -123,11 +123,15 @@ class MethodBench:
 
     def answer(self, hook: str, outputs: Tensor, target: Tensor) -> Any:
         """What the method itself answers to a hook of the objective."""
+        return self.ask(hook, **self.arguments(hook, outputs, target))
+
+    def arguments(self, hook: str, outputs: Tensor, target: Tensor) -> dict[str, Any]:
+        """What a hook of the objective is given."""
         arguments = {"outputs": outputs, "num_members": len(outputs), "target": target, "loss": self.spec.loss}
         arguments["fitted"] = None  # as in training
         if hook != "combine":
             arguments["combined"] = self.objective.hooks.hook.combine(**arguments)
-        return self._ask(hook, arguments)
+        return arguments
 
     def answers(self, hook: str) -> Iterator[Any]:
         """What the method itself answers to any hook, in calls such as those of a run."""
@@ -137,14 +141,16 @@ class MethodBench:
         arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN}
         arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 1))
         if hook == "combine" and self.objective.fits_combiner:
-            yield self._ask(hook, arguments | {"fitted": self.objective.fit_combiner(self.outputs(), self.target())})
+            fitted = self.objective.fit_combiner(self.outputs(), self.target())
+            yield self.ask(hook, **arguments, fitted=fitted)
         elif hook not in HOOKS_OF_THE_OBJECTIVE:
             epochs = self.spec.training.epochs
             for epoch in (0.0, 0.5, epochs / 2, epochs - 0.01):
                 rate = {"base": 0.1, "epoch": epoch, "num_epochs": epochs}
-                yield self._ask(hook, arguments | rate | {"generator": generator(0, "contract", hook)})
+                yield self.ask(hook, **arguments, **rate, generator=generator(0, "contract", hook))
 
-    def _ask(self, hook: str, arguments: dict[str, Any]) -> Any:
+    def ask(self, hook: str, **arguments: Any) -> Any:
+        """What the method itself answers to a hook; arguments that it does not name are left out."""
         named = list(inspect.signature(implemented_hooks(self.method_class)[hook]).parameters)[1:]
         return getattr(self.method, hook)(**{name: arguments[name] for name in named})
 

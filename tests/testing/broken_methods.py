@@ -164,6 +164,72 @@ class ReadsBack(Good):
         return losses if losses.max() > 1e9 else 2 * losses
 
 
+class ThroughNumPy(Good):
+    """Computes a weight with NumPy."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target) * float(outputs.detach().numpy().std())
+
+
+class OnTheCPU(Good):
+    """Makes a tensor on the CPU, wherever the outputs are."""
+
+    @hookimpl
+    def ensemble_loss(self, outputs: Tensor) -> Tensor:
+        return torch.zeros(outputs.shape[1], dtype=outputs.dtype)
+
+
+class NoTensor(Good):
+    """Returns a number."""
+
+    @hookimpl
+    def ensemble_loss(self) -> float:
+        return 0.0
+
+
+class CentresInPlace(Good):
+    """Centres the outputs that other hooks are given too."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        outputs -= 1e-8
+        return loss(outputs, target)
+
+
+class ScalesCombined(Good):
+    """Doubles the ensemble's output that other hooks are given too."""
+
+    @hookimpl
+    def ensemble_loss(self, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(combined.mul_(2), target)
+
+
+class SortsHeldOutData(Good):
+    """Sorts the outputs that the ensemble is evaluated with."""
+
+    @hookimpl
+    def fit_combiner(self, outputs: Tensor) -> Tensor:
+        outputs.copy_(outputs.sort(dim=1).values)
+        return outputs[:, 0].mean(dim=1, keepdim=True)
+
+
+class MovesInputs(Good):
+    """Moves the batch itself."""
+
+    @hookimpl
+    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        return inputs.add_(gradient.sign())
+
+
+class ReadsInputs(Good):
+    """Moves inputs by a number that it reads."""
+
+    @hookimpl
+    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
+        return inputs + 0.1 if float(gradient.abs().max()) > -1 else inputs
+
+
 class OddMask(Good):
     """Selects by a mask of indices."""
 
@@ -425,10 +491,18 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (ChangesItsValue, {ROUND_TRIP}, ("strength=2.0",)),
     (Misspelt, {KNOWN_HOOKS}, ('no hook "membr_loss"', 'did you mean "member_loss"?')),
     (NoFormula, {FORMULA}, ("formula =",)),
-    (WrongShape, {ANSWERS}, ("float32 of shape (4,)", "shape ()")),
-    (AlwaysFloat32, {ANSWERS}, ("float64 of shape (4,)", "got: float32")),
-    (ReadsBack, {ANSWERS}, ("meta", ".item()", "ReadsBack.member_loss")),
-    (OddMask, {ANSWERS}, ("a mask that broadcasts to (3, 4)", "int64 of shape (1, 4)", "OddMask.select_members")),
+    (WrongShape, {ANSWERS}, ("float32 of shape (4,)", "shape ()", "no sum() or mean() over the batch")),
+    (AlwaysFloat32, {ANSWERS}, ("float64 of shape (4,)", "got: float32", "no .float()")),
+    (OnTheCPU, {ANSWERS}, ("on meta", "on cpu", "on outputs.device", "OnTheCPU.ensemble_loss")),
+    (NoTensor, {ANSWERS}, ("got: a float", "return a tensor", "NoTensor.ensemble_loss")),
+    (ReadsBack, {ANSWERS}, ("meta", ".item()", "member_loss(), ", "losses if losses.max() > 1e9")),
+    (ThroughNumPy, {ANSWERS}, ("on the meta device too", "no NumPy", "member_loss(), ", "numpy().std()")),
+    (CentresInPlace, {ANSWERS}, ("outputs changed in place", "outputs -= shift", "CentresInPlace.member_loss")),
+    (ScalesCombined, {ANSWERS}, ("combined changed in place", "ScalesCombined.ensemble_loss")),
+    (SortsHeldOutData, {FITTED}, ("outputs changed in place", "SortsHeldOutData.fit_combiner")),
+    (MovesInputs, {SECOND}, ("inputs changed in place", "MovesInputs.second_inputs")),
+    (ReadsInputs, {SECOND}, ("on the meta device too", "second_inputs(), ")),
+    (OddMask, {ANSWERS}, ("a mask that broadcasts to (3, 4)", "int64 of shape (1, 4)", "a mask of bool")),
     (ForgetsToReturn, {ANSWERED}, ("None at every call", "end the hook with return", "ForgetsToReturn.ensemble_loss")),
     (ForgetsInOneBranch, {ANSWERED}, ("let it say return None", "ForgetsInOneBranch.select_members")),
     (ForgetsARate, {ANSWERED}, ("None at every call", "ForgetsARate.learning_rate")),
