@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -108,8 +109,11 @@ class Check:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leave torch's generator and its threads as they were; work this small is fastest in one thread."""
-    with one_thread(), torch.random.fork_rng(devices=()):
+    """Leave torch's generator, its threads and stdout as they were; work this small is fastest in one thread.
+
+    What a plugin prints goes to stderr: stdout is for the results.
+    """
+    with redirect_stdout(sys.stderr), one_thread(), torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(0)
         yield
 

@@ -9,8 +9,9 @@ import broken_methods
 import pytest
 import torch
 from broken_methods import Crashes, FirstSampleOnly, Good
+from torch import Tensor
 
-from ensemblekit import DataInfo, UsageError
+from ensemblekit import DataInfo, Loss, UsageError, hookimpl
 from ensemblekit.losses import CrossEntropy
 from ensemblekit.plugin import Model
 from ensemblekit.testing import Check, CheckResult, ContractError, contract, run_contract
@@ -85,6 +86,25 @@ def test_checks_leave_torch_as_it_was():
     run_contract(CrossEntropy)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_num_threads() == threads
+
+
+def test_what_a_plugin_prints_goes_to_stderr(capsys):
+    class Talks(Good):
+        """Prints what it is asked."""
+
+        @hookimpl
+        def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+            print("asked")
+            return loss(outputs, target)
+
+        def separable(self) -> bool:
+            print("asked whether it is separable")
+            return False
+
+    assert all(result.passed for result in run_contract(Talks))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "asked\n" in printed.err
 
 
 @pytest.mark.parametrize(
