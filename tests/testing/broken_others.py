@@ -120,6 +120,37 @@ class TestsOnTraining(GoodData):
         return Splits((inputs, targets), (inputs.flip(0)[:20].clone(), targets.flip(0)[:20].clone()), self.info)
 
 
+class TestsPartlyOnTraining(GoodData):
+    """Tests on thirty samples, nine of which it trains on."""
+
+    def load(self, seed: int) -> Splits:
+        train, test = blobs(seed, 60), blobs(seed, 30)
+        for own, others in zip(test, train, strict=True):
+            own[:9] = others[40:49]
+        return Splits(train, test, self.info)
+
+
+class NoSeed(GoodData):
+    """Sees no need for a seed."""
+
+    def load(self) -> Splits:
+        return super().load(0)
+
+
+class Slips(GoodData):
+    """Has a slip in load."""
+
+    def load(self, seed: int) -> Splits:
+        return super().load(sead)  # noqa: F821 - the fault
+
+
+class LoadsNothing(GoodData):
+    """Forgets to return what it has loaded."""
+
+    def load(self, seed: int) -> Splits:
+        super().load(seed)
+
+
 class SameMemory(GoodData):
     """Gives the training data for both."""
 
@@ -286,6 +317,10 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
     (DeclaresOtherwise, {DECLARED}, ("num_outputs=4", "num_outputs=3", "DeclaresOtherwise.info")),
     (TestsOnTraining, {DISJOINT}, ("other samples in test than in train", "100% of its samples")),
+    (TestsPartlyOnTraining, {DISJOINT}, ("other samples in test than in train", "30% of its samples")),
+    (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "take the seed", "NoSeed.load")),
+    (Slips, {OFFLINE}, ("expected: an answer", "NameError", "load(), ", "super().load(sead)")),
+    (LoadsNothing, {OFFLINE}, ("ensemblekit.Splits", "got: None", "end it with return", "LoadsNothing.load")),
     (SameMemory, {DISJOINT}, ("in the same memory",)),
     (IgnoresTheSeed, {STABLE}, ("loaded again with the same seed", "IgnoresTheSeed.load")),
     (AnotherEveryTime, {STABLE}, ("in whatever order samples are read", "AnotherEveryTime.load")),

@@ -135,6 +135,24 @@ def test_coarse_data_may_repeat_itself_and_interleaved_parts_are_two():
     assert shared_samples((fine[::2], coarse[:20]), (fine[1::2], coarse[:20])) == ""
 
 
+def test_single_duplicates_are_no_fault_and_some_are_one_only_where_samples_do_not_repeat_themselves():
+    inputs = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(100) % 4
+
+    def shared(common: int, train_size: int, start: int) -> str:
+        train, test = (inputs[:train_size], targets[:train_size]), (inputs[start:].clone(), targets[start:].clone())
+        for own, others in zip(test, train, strict=True):
+            own[:common] = others[:common]
+        return shared_samples(train, test)
+
+    assert shared(2, train_size=60, start=90) == ""  # chance
+    assert shared(3, train_size=60, start=60) == ""  # few of many
+    assert shared(12, train_size=60, start=60).startswith("30% of its samples")
+    inputs[3:20] = inputs[2]
+    targets[3:20] = targets[2]
+    assert shared(12, train_size=60, start=60) == ""
+
+
 def test_an_authors_test_file_passes_or_shows_the_review_without_the_kits_own_code(pytester):
     pytester.makepyfile(test_good=AUTHORS_TEST.format(name="Good"))
     pytester.makepyfile(test_broken=AUTHORS_TEST.format(name="FirstSampleOnly"))
