@@ -37,18 +37,21 @@ def method_checks(method: Method) -> list[Check]:
     right_form = check("hooks return the right shape, dtype and device", answers)
     usable = replace(right_form, examine=partial(answers, bench, devices=("cpu",)))  # enough for the others
     pure = check("hooks have no memory and no randomness of their own", deterministic, usable)
+    rare = [
+        check("sample weights are valid and drawn member by member", sample_weights, usable),
+        check("life-cycle hooks answer within range", life_cycle_answers, usable),
+        *(check(name, function, usable) for name, function in RARE_HOOK_CHECKS.items()),
+    ]
     found = [
         right_form,
-        check("every hook gives an answer", answered, usable),
+        check("every hook gives an answer", answered, usable, *rare),
         check("gradients are finite", finite_gradients, usable, pure),
         check("gradients are those of the objective", right_gradients, usable, pure),
         check("it works with one member", one_member, usable, pure),
         check("the order of samples does not matter", permuted_batch, usable, pure),
         check("what is declared separable is separable", separable, usable, pure),
         pure,
-        check("sample weights are valid and drawn member by member", sample_weights, usable),
-        check("life-cycle hooks answer within range", life_cycle_answers, usable),
-        *(check(name, function, usable) for name, function in RARE_HOOK_CHECKS.items()),
+        *rare,
     ]
     return [stated, *found, *(check(name, function, *found) for name, function in RUN_CHECKS.items())]
 

@@ -139,7 +139,7 @@ class MethodBench:
             yield self.answer(hook, self.outputs(), self.target())
         arguments: dict[str, Any] = {"outputs": self.outputs(), "target": self.target(), "loss": self.spec.loss}
         arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN}
-        arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 1))
+        arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 3, 2, 2))
         if hook == "combine" and self.objective.fits_combiner:
             fitted = self.objective.fit_combiner(self.outputs(), self.target())
             yield self.ask(hook, **arguments, fitted=fitted)
@@ -158,7 +158,7 @@ class MethodBench:
         """Whether a hook says in its source that it may leave the answer to others; one without source might."""
         try:
             source = dedent(inspect.getsource(inspect.unwrap(implemented_hooks(self.method_class)[hook])))
-        except OSError:
+        except (OSError, SyntaxError):
             return True
         returns = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
         return any(value is None or _names_none_or_super(value) for value in returns)

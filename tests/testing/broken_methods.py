@@ -277,6 +277,34 @@ class HelperForgets(Good):
         torch.ones(num_samples, num_members)
 
 
+class ForgetsTheMoved(Good):
+    """Moves inputs and keeps them to itself."""
+
+    @hookimpl
+    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor | None:
+        inputs + gradient
+
+
+class ForgetsTheFit(Good):
+    """Fits a combiner and keeps it to itself."""
+
+    @hookimpl
+    def fit_combiner(self, outputs: Tensor) -> Tensor | None:
+        outputs.mean(dim=(1, 2))
+
+
+class FitsACount(Good):
+    """Fits whole numbers."""
+
+    @hookimpl
+    def combine(self, outputs: Tensor, fitted: Tensor | None) -> Tensor | None:
+        return None if fitted is None else outputs[int(fitted)]
+
+    @hookimpl
+    def fit_combiner(self) -> Tensor:
+        return torch.tensor(0)
+
+
 class NoHooks(Method):
     """Has a parameter that nothing asks for."""
 
@@ -507,6 +535,9 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (ForgetsInOneBranch, {ANSWERED}, ("let it say return None", "ForgetsInOneBranch.select_members")),
     (ForgetsARate, {ANSWERED}, ("None at every call", "ForgetsARate.learning_rate")),
     (HelperForgets, {ANSWERED}, ("None at every call", "HelperForgets.sample_weights")),
+    (ForgetsTheMoved, {SECOND}, ("got: None", "ForgetsTheMoved.second_inputs")),
+    (ForgetsTheFit, {ANSWERED}, ("None at every call", "ForgetsTheFit.fit_combiner")),
+    (FitsACount, {FITTED}, ("a floating-point tensor on cpu", "FitsACount.fit_combiner")),
     (NoHooks, {ANSWERED}, ("at least one hook", "strength", "NoHooks, ")),
     (Constant, {RIGHT}, ("no gradient flows", "Constant.ensemble_loss")),
     (SpreadRoot, {FINITE, ONE_MEMBER}, ("members with equal outputs", "SpreadRoot.ensemble_loss")),
