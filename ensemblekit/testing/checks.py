@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ensemblekit.cores import one_thread
-from ensemblekit.errors import EnsemblekitError
+from ensemblekit.errors import EnsemblekitError, Problem
 from ensemblekit.plugin import Plugin
+from ensemblekit.spec import Spec
 
 
 class ContractError(AssertionError):
@@ -197,17 +198,29 @@ def on_meta_too(device: str | torch.device, plugin_class: type, member: str) -> 
 def asked_gently(plugin_class: type, member: str, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What a hook answers, if it leaves its arguments as they are."""
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and not value.is_meta}
-    before = {name: value.clone() for name, value in tensors.items()}
+    before = {name: (value.clone(), value._version) for name, value in tensors.items()}
     answer = call(**arguments)
     for name, value in tensors.items():
-        if wrong := difference(value, before[name], 0.0):
+        copy, version = before[name]
+        wrong = difference(value, copy, 0.0)  # changes of .data leave the version as it is
+        if wrong or value._version != version:
             raise ContractError(
                 f"{name} to be after the call what it was before: others are given it too",
-                f"{name} changed in place: {wrong}",
+                f"{name} changed in place: {wrong or 'to the same values this time'}",
                 look_at(plugin_class, member),
                 f"work on a copy: {name} - shift rather than {name}.sub_(shift) or {name} -= shift",
             )
     return answer
+
+
+def problems_of(plugin: Plugin, spec: Spec) -> list[Problem]:
+    """What a plugin has against a spec."""
+    problems: object = plugin.check_spec(spec)
+    if not isinstance(problems, Iterable):
+        where = look_at(type(plugin), "check_spec")
+        fix = "yield a Problem for each thing that is wrong, or return () if nothing is"
+        raise ContractError("problems from check_spec()", form(problems), where, fix)
+    return list(problems)
 
 
 def takes(function: Callable[..., object], *arguments: object) -> bool:

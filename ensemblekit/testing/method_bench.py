@@ -22,7 +22,7 @@ from ensemblekit.objectives import Objective
 from ensemblekit.plugin import Method
 from ensemblekit.seeding import generator
 from ensemblekit.spec import EnsembleSection, Spec
-from ensemblekit.testing.checks import ContractError, look_at
+from ensemblekit.testing.checks import ContractError, look_at, problems_of
 from ensemblekit.testing.tiny import NUM_CLASSES, NUM_TRAIN, NUM_VALUES, registry_with, tiny_spec
 
 BATCH = 4
@@ -74,7 +74,8 @@ class MethodBench:
             f"check_spec() to accept some run of {MOST_EPOCHS} epochs, for {NUM_CLASSES} classes or for values",
             "; ".join(dict.fromkeys(str(problem) for found in problems for problem in found)),
             look_at(self.method_class, "check_spec"),
-            f"refuse only what cannot work; tried were {tried} members{why}, with cross-entropy and the squared error",
+            f"refuse only what cannot work; tried were {tried} members{why}, with cross-entropy and the squared error; "
+            "a number of members that the parameters imply is what required_members() is for",
         )
 
     def accepts(self, members: int) -> bool:
@@ -97,7 +98,7 @@ class MethodBench:
         return replace(tiny_spec(self.registry, changes), methods=(self.method,))
 
     def _problems(self, spec: Spec) -> list[Problem]:
-        return list(self.method.check_spec(spec))
+        return problems_of(self.method, spec)
 
     @cached_property
     def objective(self) -> Objective:

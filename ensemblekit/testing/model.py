@@ -15,7 +15,7 @@ from ensemblekit.errors import EnsemblekitError, Problem
 from ensemblekit.members import build_member
 from ensemblekit.plugin import Model
 from ensemblekit.seeding import generator
-from ensemblekit.testing.checks import Check, ContractError, difference, form, innermost, look_at, takes
+from ensemblekit.testing.checks import Check, ContractError, difference, form, innermost, look_at, problems_of, takes
 from ensemblekit.testing.tiny import registry_with, tiny_spec
 from ensemblekit.testing.ways_of_running import ROUGH, WAYS
 
@@ -38,7 +38,7 @@ class ModelBench:
     def problems(self, shape: tuple[int, ...]) -> list[Problem]:
         """What the model has against inputs of this shape."""
         spec = tiny_spec(registry_with(), {"data.shape": list(shape)})
-        return list(self.model.check_spec(replace(spec, model=self.model)))
+        return problems_of(self.model, replace(spec, model=self.model))
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -197,6 +197,14 @@ class CentresInPlace(Good):
         return loss(outputs, target)
 
 
+class ClampsInPlace(Good):
+    """Clamps outputs in place, which changes only large ones."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs.clamp_(-1000, 1000), target)
+
+
 class ScalesCombined(Good):
     """Doubles the ensemble's output that other hooks are given too."""
 
@@ -496,6 +504,13 @@ class RefusesEverything(Good):
         return [Problem("", "not today", "try tomorrow")]
 
 
+class HasNoOpinion(Good):
+    """Returns None for no problems."""
+
+    def check_spec(self, spec: Spec) -> None:
+        pass
+
+
 class OddWeights(Good):
     """Draws a weight for each sample, and none for each member."""
 
@@ -526,6 +541,7 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (ReadsBack, {ANSWERS}, ("meta", ".item()", "member_loss(), ", "losses if losses.max() > 1e9")),
     (ThroughNumPy, {ANSWERS}, ("on the meta device too", "no NumPy", "member_loss(), ", "numpy().std()")),
     (CentresInPlace, {ANSWERS}, ("outputs changed in place", "outputs -= shift", "CentresInPlace.member_loss")),
+    (ClampsInPlace, {ANSWERS}, ("outputs changed in place", "ClampsInPlace.member_loss")),
     (ScalesCombined, {ANSWERS}, ("combined changed in place", "ScalesCombined.ensemble_loss")),
     (SortsHeldOutData, {FITTED}, ("outputs changed in place", "SortsHeldOutData.fit_combiner")),
     (MovesInputs, {SECOND}, ("inputs changed in place", "MovesInputs.second_inputs")),
@@ -564,5 +580,6 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
     (CountsEpochs, {RESUMES}, ("taken up after epoch 2 of 4", "CountsEpochs.epoch_started")),
     (RefusesEverything, {ANSWERS}, ("not today", "tried were 3, 2, 4 members", "RefusesEverything.check_spec")),
+    (HasNoOpinion, {ANSWERS}, ("problems from check_spec()", "got: None", "HasNoOpinion.check_spec")),
     (Crashes, {ANSWERS}, ("ZeroDivisionError: of all things", "member_loss(), ", "raise ZeroDiv")),
 ]

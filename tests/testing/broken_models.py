@@ -206,6 +206,13 @@ class Layout(GoodModel):
             yield Problem("", "three channels only", "")
 
 
+class HasNoOpinion(GoodModel):
+    """Returns None for no problems."""
+
+    def check_spec(self, spec: Spec) -> None:
+        pass
+
+
 class ReturnsNothing(Model):
     """Forgets to return what it has built."""
 
@@ -286,6 +293,7 @@ class DeclaresNothingAtAll(GoodModel):
 
 
 NOT_BUILT = {
+    HasNoOpinion: ("problems from check_spec()", "got: None", "HasNoOpinion.check_spec"),
     ReturnsNothing: ("a torch.nn.Module", "got: None", "end it with return", "ReturnsNothing.build"),
     OneArgument: ("build(input_shape, num_outputs)", "take both arguments", "OneArgument.build"),
     OtherSize: ("output is (2, 10); expected (2, 5)", "num_outputs outputs", "OtherSize.build"),
