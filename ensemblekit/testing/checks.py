@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ensemblekit.cores import one_thread
-from ensemblekit.errors import EnsemblekitError
+from ensemblekit.errors import EnsemblekitError, Problem
 from ensemblekit.plugin import Plugin
+from ensemblekit.spec import Spec
 
 
 class ContractError(AssertionError):
@@ -31,12 +36,28 @@ class ContractError(AssertionError):
         return "\n".join(f"{label}: {text}" for label, text in parts.items() if text)
 
 
+class NotChecked(ContractError):
+    """A check that fails while another fails that it builds on: what it found says nothing new."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__(f'that "{first}"', "not that", "")
+        self.first = first
+
+    def __str__(self) -> str:
+        return f"not checked: {self.advice}"
+
+    @property
+    def advice(self) -> str:
+        return f'first mend "{self.first}"'
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """What came of one check."""
 
     name: str
-    passed: bool
+    passed: bool | None
+    """None: not checked, because a check that it builds on has failed."""
     message: str
     """The review; empty if it passed."""
     seconds: float
@@ -49,6 +70,8 @@ class Check:
     name: str
     plugin: Plugin
     examine: Callable[[], None] = field(repr=False)
+    needs: tuple[Check, ...] = field(default=(), repr=False)
+    """Checks that it builds on: if one of them fails, a failure of this one is not reported."""
 
     def __str__(self) -> str:
         return self.name
@@ -58,26 +81,40 @@ class Check:
         try:
             with _undisturbed():
                 self.examine()
-        except ContractError as error:
-            raise error.with_traceback(None) from None
         except (Exception, SystemExit) as error:
+            for check in self.needs:
+                if not check.is_kept:
+                    raise NotChecked(check.name) from None
+            if isinstance(error, ContractError):
+                raise error.with_traceback(None) from None
             raise _crashed(error, type(self.plugin)) from error
 
     def result(self) -> CheckResult:
         """Run the check and say what came of it; never raises."""
         start = time.perf_counter()
+        passed: bool | None = True
         message = ""
         try:
             self()
+        except NotChecked as error:
+            passed, message = None, error.advice
         except ContractError as error:
-            message = str(error)
-        return CheckResult(self.name, not message, message, time.perf_counter() - start)
+            passed, message = False, str(error)
+        return CheckResult(self.name, passed, message, time.perf_counter() - start)
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether the plugin keeps it, found out once."""
+        return self.result().passed is True
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leave torch's generator and its threads as they were; work this small is fastest in one thread."""
-    with one_thread(), torch.random.fork_rng(devices=()):
+    """Leave torch's generator, its threads and stdout as they were; work this small is fastest in one thread.
+
+    What a plugin prints goes to stderr: stdout is for the results.
+    """
+    with redirect_stdout(sys.stderr), one_thread(), torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(0)
         yield
 
@@ -103,14 +140,19 @@ def _readable_path(file: str) -> str:
 
 def _crashed(error: BaseException, plugin_class: type) -> ContractError:
     """The review of something that was raised instead of an answer."""
-    fix = error.fix if isinstance(error, EnsemblekitError) else ""
-    said = "; ".join(part for part in (error.what, error.where) if part) if isinstance(error, EnsemblekitError) else ""
-    got = f"{type(error).__name__}: {said or str(error).strip()}"
-    return ContractError("an answer", got, _innermost(error, plugin_class), fix)
+    if not isinstance(error, EnsemblekitError):
+        got = f"{type(error).__name__}: {str(error).strip()}"
+        return ContractError("an answer", got, innermost(error, plugin_class) or look_at(plugin_class))
+    hook = re.search(r'hook "(\w+)"', error.what)
+    where = innermost(error, plugin_class) or look_at(plugin_class, hook[1] if hook else "")
+    if error.where.startswith("expected "):
+        return ContractError(error.where.removeprefix("expected "), error.what, where, error.fix)
+    said = "; ".join(part for part in (error.what, error.where) if part)
+    return ContractError("an answer", f"{type(error).__name__}: {said}", where, error.fix)
 
 
-def _innermost(error: BaseException, plugin_class: type) -> str:
-    """The last line of the plugin's own files that ran, or the class if none of them did."""
+def innermost(error: BaseException, plugin_class: type) -> str:
+    """The last line of the plugin's own files that ran; "" if none of them did."""
     files = set()
     for base in plugin_class.__mro__:
         if not base.__module__.startswith(("ensemblekit.", "pydantic", "builtins", "abc")) or base is plugin_class:
@@ -125,14 +167,69 @@ def _innermost(error: BaseException, plugin_class: type) -> str:
             if frame.filename in files:
                 place = f"{frame.name}(), {_readable_path(frame.filename)}:{frame.lineno}: {frame.line}"
         cause = cause.__cause__
-    return place or look_at(plugin_class)
+    return place
 
 
 def form(value: object) -> str:
     """What kind of thing a value is: dtype, shape and device of a tensor, else its type."""
     if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
+        return "None" if value is None else f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
+
+
+@contextmanager
+def on_meta_too(device: str | torch.device, plugin_class: type, member: str) -> Iterator[None]:
+    """On the meta device what is raised is a fault of its own kind, since the same has worked on the CPU before."""
+    try:
+        yield
+    except Exception as error:
+        if torch.device(device).type != "meta" or isinstance(error, ContractError):
+            raise
+        raise ContractError(
+            "an answer on the meta device too, where tensors have a shape and no values: it is tried there because "
+            "reading values back makes a GPU wait",
+            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            innermost(error, plugin_class) or look_at(plugin_class, member),
+            "use torch's functions alone: no .item(), no if or float() of a tensor, no NumPy; "
+            "create tensors on the arguments' device",
+        ) from error
+
+
+def asked_gently(plugin_class: type, member: str, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a hook answers, if it leaves its arguments as they are."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and not value.is_meta}
+    before = {name: (value.clone(), value._version) for name, value in tensors.items()}
+    answer = call(**arguments)
+    for name, value in tensors.items():
+        copy, version = before[name]
+        wrong = difference(value, copy, 0.0)  # changes of .data leave the version as it is
+        if wrong or value._version != version:
+            raise ContractError(
+                f"{name} to be after the call what it was before: others are given it too",
+                f"{name} changed in place: {wrong or 'to the same values this time'}",
+                look_at(plugin_class, member),
+                f"work on a copy: {name} - shift rather than {name}.sub_(shift) or {name} -= shift",
+            )
+    return answer
+
+
+def problems_of(plugin: Plugin, spec: Spec) -> list[Problem]:
+    """What a plugin has against a spec."""
+    problems: object = plugin.check_spec(spec)
+    if not isinstance(problems, Iterable):
+        where = look_at(type(plugin), "check_spec")
+        fix = "yield a Problem for each thing that is wrong, or return () if nothing is"
+        raise ContractError("problems from check_spec()", form(problems), where, fix)
+    return list(problems)
+
+
+def takes(function: Callable[..., object], *arguments: object) -> bool:
+    """Whether a function can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
@@ -147,4 +244,6 @@ def difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
     apart = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
     worst = tuple(int(index) for index in torch.unravel_index(apart.argmax(), apart.shape))
     at = f" at {list(worst)}" if worst else ""
-    return f"{float(found[worst]):.6g} instead of {float(expected[worst]):.6g}{at}"
+    left, right = float(found[worst]), float(expected[worst])
+    digits = 6 if f"{left:.6g}" != f"{right:.6g}" else 17
+    return f"{left:.{digits}g} instead of {right:.{digits}g}{at}"

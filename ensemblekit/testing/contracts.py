@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+
 from pydantic import ValidationError
 
 from ensemblekit.errors import EnsemblekitError, UsageError
@@ -40,7 +43,8 @@ def contract(plugin: Plugin | type[Plugin]) -> list[Check]:
 def run_contract(plugin: Plugin | type[Plugin]) -> list[CheckResult]:
     """What comes of each check of a plugin; a check that fails or crashes is a result like any other."""
     try:
-        checks = contract(plugin)
+        with redirect_stdout(sys.stderr):
+            checks = contract(plugin)
     except EnsemblekitError as error:
         return [CheckResult("it can be made", False, str(error), 0.0)]
     return [check.result() for check in checks]

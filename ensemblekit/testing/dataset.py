@@ -5,6 +5,7 @@ No check connects to anything: a data set whose files are absent is only asked w
 
 from __future__ import annotations
 
+import inspect
 from functools import cached_property, partial
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from ensemblekit.data import Data, load_data
 from ensemblekit.errors import DataError
 from ensemblekit.plugin import Dataset, Splits
-from ensemblekit.testing.checks import Check, ContractError, difference, look_at
+from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at, takes
 from ensemblekit.testing.offline import empty_machine, no_network
 from ensemblekit.testing.samples_in_common import shared_samples
 
@@ -47,17 +48,18 @@ class DatasetBench:
 def dataset_checks(dataset: Dataset) -> list[Check]:
     """The checks of a data set besides those of any plugin."""
     bench = DatasetBench(dataset)
-    absent = _files_are_absent(dataset)
-    claims = {"without network and files it loads, or says where files go": offline}
-    if not absent:
-        claims |= {
-            "its samples and targets are valid": valid,
-            "what it declares is what it loads": declared_info,
-            "its parts have no samples in common": disjoint,
-            "the same seed gives the same samples in the same order": stable,
-            "limits are respected": limits,
-        }
-    return [Check(name, dataset, partial(function, bench)) for name, function in claims.items()]
+    loads = Check("without network and files it loads, or says where files go", dataset, partial(offline, bench))
+    if _files_are_absent(dataset):
+        return [loads]
+    sound = Check("its samples and targets are valid", dataset, partial(valid, bench), (loads,))
+    claims = {
+        "what it declares is what it loads": declared_info,
+        "its parts have no samples in common": disjoint,
+        "the same seed gives the same samples in the same order": stable,
+        "limits are respected": limits,
+    }
+    others = [Check(name, dataset, partial(function, bench), (loads, sound)) for name, function in claims.items()]
+    return [loads, sound, *others]
 
 
 def _files_are_absent(dataset: Dataset) -> bool:
@@ -70,6 +72,9 @@ def _files_are_absent(dataset: Dataset) -> bool:
 def offline(bench: DatasetBench) -> None:
     """On a machine that has nothing: it loads, or a `DataError` names the place and leaves nothing half-made there."""
     where = look_at(bench.dataset_class, "load")
+    if not takes(bench.dataset.load, SEED):
+        fix = "take the seed, whether or not there is anything random to derive from it"
+        raise ContractError("load(seed)", f"load{inspect.signature(bench.dataset.load)}", where, fix)
     with empty_machine() as folder:
         places = [str(place) for place in bench.dataset.places()]
         try:
@@ -82,6 +87,8 @@ def offline(bench: DatasetBench) -> None:
                 raise ContractError("no files after a failed download", ", ".join(left), where, fix) from None
             return
         except Exception as error:
+            if not _is_of_the_machine(error):
+                raise
             raise ContractError(
                 "the data, or a DataError(what, where, fix) if its files are not there",
                 f"{type(error).__name__}: {error}",
@@ -89,7 +96,14 @@ def offline(bench: DatasetBench) -> None:
                 "catch what a missing file or a failed download raises, and say where files may be put",
             ) from error
     if not isinstance(loaded, Splits):
-        raise ContractError("ensemblekit.Splits from load()", f"a {type(loaded).__name__}", where)
+        raise ContractError("ensemblekit.Splits from load()", form(loaded), where, "end it with return Splits(…)")
+
+
+def _is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether a missing file or network is behind an error."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _check_advice(error: DataError, places: list[str], where: str) -> None:

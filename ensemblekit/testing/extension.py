@@ -5,35 +5,45 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ensemblekit.hooks import implemented_hooks
+import torch
+from torch import Tensor
+
+from ensemblekit.hooks import HOOK_ARGUMENTS, implemented_hooks
 from ensemblekit.plugin import Extension
 from ensemblekit.progress import Progress
+from ensemblekit.registry import Registry
 from ensemblekit.runs import resume_run, train_run
+from ensemblekit.spec import Spec
 from ensemblekit.testing.checks import Check, ContractError, look_at
 from ensemblekit.testing.documented import hooks_are_known
-from ensemblekit.testing.tiny import CopyAfter, empty_directory, registry_with, tiny_spec
+from ensemblekit.testing.tiny import CopyAfter, empty_directory, registry_with, tiny_spec, trained_tensors
 
-OF_THE_OBJECTIVE = {"combine", "member_loss", "ensemble_loss", "sample_weights", "select_members"}
+CHANGING = HOOK_ARGUMENTS.keys() - {"epoch_started", "epoch_finished", "run_finished"}
+"""The hooks whose answers change what is trained or predicted."""
 
 
 def extension_checks(extension: Extension) -> list[Check]:
     """The checks of an extension besides those of any plugin."""
     if not hooks_are_known(extension):
         return []
-    claims = {
-        "it only watches what is minimised": watches,
-        "a run with it finishes, and can be resumed": run_finishes,
-    }
-    return [Check(name, extension, partial(function, extension)) for name, function in claims.items()]
+    watching = Check("it only watches what is minimised", extension, partial(watches, extension))
+    finishes = Check(
+        "a run with it finishes, and can be resumed", extension, partial(run_finishes, extension), (watching,)
+    )
+    without = Check(
+        "training is the same without it", extension, partial(same_without, extension), (watching, finishes)
+    )
+    return [watching, finishes, without]
 
 
 def watches(extension: Extension) -> None:
     """What changes the objective is a method: it is then named in the spec as one."""
     hooks = implemented_hooks(type(extension))
-    changing = sorted(OF_THE_OBJECTIVE & set(hooks))
+    changing = sorted(CHANGING & set(hooks))
     if changing:
         fix = "derive the class from ensemblekit.Method"
-        raise ContractError("life-cycle hooks only", changing[0], look_at(type(extension), changing[0]), fix)
+        expected = "epoch_started, epoch_finished and run_finished only"
+        raise ContractError(expected, changing[0], look_at(type(extension), changing[0]), fix)
     if not hooks:
         fix = "implement epoch_started, epoch_finished or run_finished with @hookimpl"
         raise ContractError("at least one hook", "none", look_at(type(extension)), fix)
@@ -42,8 +52,32 @@ def watches(extension: Extension) -> None:
 def run_finishes(extension: Extension) -> None:
     """Two epochs, and the second of them again from a copy of the run as it was after the first."""
     registry = registry_with(extension)
-    spec = tiny_spec(registry, {"training.epochs": 2, "ensemble.members": 2, "extensions": [extension.to_table()]})
     with empty_directory() as folder:
         whole, copy = Path(folder, "whole"), Path(folder, "stopped")
-        train_run(spec, whole, None, CopyAfter(1, whole, copy), registry)
+        train_run(_spec(registry, [extension]), whole, None, CopyAfter(1, whole, copy), registry)
         resume_run(copy, None, Progress(), registry)
+
+
+def same_without(extension: Extension) -> None:
+    """What freezes members, or changes them in any other way, is a method too."""
+    with empty_directory() as folder:
+        left, right = (_trained(own, folder / name) for name, own in (("with", [extension]), ("without", [])))
+    if left.keys() != right.keys() or not all(torch.equal(left[name], right[name]) for name in left):
+        hooks = implemented_hooks(type(extension))
+        raise ContractError(
+            "the weights of a run without it, to the bit",
+            "other weights",
+            look_at(type(extension), "epoch_started" if "epoch_started" in hooks else next(iter(hooks))),
+            "freeze nothing, and leave the ensemble as it is; or derive the class from ensemblekit.Method",
+        )
+
+
+def _trained(extensions: list[Extension], folder: Path) -> dict[str, Tensor]:
+    registry = registry_with(*extensions)
+    train_run(_spec(registry, extensions), folder, None, Progress(), registry)
+    return trained_tensors(folder)
+
+
+def _spec(registry: Registry, extensions: list[Extension]) -> Spec:
+    tables = [extension.to_table() for extension in extensions]
+    return tiny_spec(registry, {"training.epochs": 2, "ensemble.members": 2, "extensions": tables})

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ensemblekit.losses import Loss
 from ensemblekit.seeding import generator
-from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at
+from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at, on_meta_too
 from ensemblekit.testing.constants import derivatives
 
 MEMBERS, BATCH, CLASSES = 2, 4, 3
@@ -41,14 +41,14 @@ class LossBench:
 def loss_checks(loss: Loss) -> list[Check]:
     """The checks of a loss besides those of any plugin."""
     bench = LossBench(loss)
+    first = Check("it is per sample, of any dtype and device", loss, partial(per_sample, bench))
     claims = {
-        "it is per sample, of any dtype and device": per_sample,
         "a sample's loss does not depend on the others": independent_samples,
         "its gradients are right and finite": gradients,
         "its second derivative is what it declares": second_derivative,
         "its probabilities sum to one": probabilities,
     }
-    return [Check(name, loss, partial(function, bench)) for name, function in claims.items()]
+    return [first, *(Check(name, loss, partial(function, bench), (first,)) for name, function in claims.items())]
 
 
 def per_sample(bench: LossBench) -> None:
@@ -59,7 +59,8 @@ def per_sample(bench: LossBench) -> None:
             target = target.to(dtype) if target.is_floating_point() else target
             for outputs in (bench.outputs.to(device, dtype), bench.outputs[0].to(device, dtype)):
                 expected = torch.empty(outputs.shape[:-1], dtype=dtype, device=device)
-                found = bench.loss(outputs, target)
+                with on_meta_too(device, bench.loss_class, "per_sample"):
+                    found = bench.loss(outputs, target)
                 if form(found) != form(expected):
                     raise ContractError(
                         f"{form(expected)} for outputs of {form(outputs)}",

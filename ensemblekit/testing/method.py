@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,10 +13,10 @@ from torch import Tensor
 from ensemblekit.hooks import implemented_hooks
 from ensemblekit.plugin import Method
 from ensemblekit.seeding import generator
-from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at
+from ensemblekit.testing.checks import Check, ContractError, asked_gently, difference, form, look_at, on_meta_too
 from ensemblekit.testing.constants import derivatives
 from ensemblekit.testing.documented import hooks_are_known
-from ensemblekit.testing.method_bench import BATCH, MethodBench
+from ensemblekit.testing.method_bench import BATCH, HOOKS_THAT_ANSWER, MethodBench
 from ensemblekit.testing.method_rare_hooks import RARE_HOOK_CHECKS
 from ensemblekit.testing.method_runs import RUN_CHECKS
 
@@ -25,22 +27,33 @@ ROUNDING = 1e-9
 def method_checks(method: Method) -> list[Check]:
     """The checks of a method besides those of any plugin; only its formula if its hooks cannot even be registered."""
     bench = MethodBench(method)
-    claims = {"its formula is given": formula}
-    if hooks_are_known(method):
-        claims |= {
-            "hooks return the right shape, dtype and device": answers,
-            "gradients are finite": finite_gradients,
-            "gradients are those of the objective": right_gradients,
-            "it works with one member": one_member,
-            "the order of samples does not matter": permuted_batch,
-            "what is declared separable is separable": separable,
-            "hooks have no memory and no randomness of their own": deterministic,
-            "sample weights are valid and drawn member by member": sample_weights,
-            "life-cycle hooks answer within range": life_cycle_answers,
-            **RARE_HOOK_CHECKS,
-            **RUN_CHECKS,
-        }
-    return [Check(name, method, partial(function, bench)) for name, function in claims.items()]
+
+    def check(name: str, function: Callable[[MethodBench], None], *needs: Check) -> Check:
+        return Check(name, method, partial(function, bench), needs)
+
+    stated = check("its formula is given", formula)
+    if not hooks_are_known(method):
+        return [stated]
+    right_form = check("hooks return the right shape, dtype and device", answers)
+    usable = replace(right_form, examine=partial(answers, bench, devices=("cpu",)))  # enough for the others
+    pure = check("hooks have no memory and no randomness of their own", deterministic, usable)
+    rare = [
+        check("sample weights are valid and drawn member by member", sample_weights, usable),
+        check("life-cycle hooks answer within range", life_cycle_answers, usable),
+        *(check(name, function, usable) for name, function in RARE_HOOK_CHECKS.items()),
+    ]
+    found = [
+        right_form,
+        check("every hook gives an answer", answered, usable, *rare),
+        check("gradients are finite", finite_gradients, usable, pure),
+        check("gradients are those of the objective", right_gradients, usable, pure),
+        check("it works with one member", one_member, usable, pure),
+        check("the order of samples does not matter", permuted_batch, usable, pure),
+        check("what is declared separable is separable", separable, usable, pure),
+        pure,
+        *rare,
+    ]
+    return [stated, *found, *(check(name, function, *found) for name, function in RUN_CHECKS.items())]
 
 
 def formula(bench: MethodBench) -> None:
@@ -51,9 +64,9 @@ def formula(bench: MethodBench) -> None:
         )
 
 
-def answers(bench: MethodBench) -> None:
+def answers(bench: MethodBench, devices: Iterable[str] = ("cpu", "meta")) -> None:
     """Every hook by itself, in both precisions, on the CPU and on `meta`, where no value can be read."""
-    for device in ("cpu", "meta"):
+    for device in devices:
         for dtype in (torch.float32, torch.float64):
             outputs = bench.outputs().to(device, dtype)
             target = bench.target().to(device)
@@ -64,14 +77,9 @@ def answers(bench: MethodBench) -> None:
 
 def _check_answer(bench: MethodBench, hook: str, outputs: Tensor, target: Tensor) -> None:
     where = look_at(bench.method_class, hook)
-    try:
-        answer = bench.answer(hook, outputs, target)
-    except (NotImplementedError, RuntimeError) as error:
-        if not outputs.is_meta:
-            raise
-        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        fix = "read no value back: no .item(), no if or float() of a tensor; create tensors on outputs.device"
-        raise ContractError("a hook that also runs on the meta device", got, where, fix) from error
+    with on_meta_too(outputs.device, bench.method_class, hook):
+        arguments = bench.arguments(hook, outputs.clone(), target.clone())
+        answer = asked_gently(bench.method_class, hook, partial(bench.ask, hook), arguments)
     if answer is None:
         return
     members, batch, num_outputs = outputs.shape
@@ -82,12 +90,60 @@ def _check_answer(bench: MethodBench, hook: str, outputs: Tensor, target: Tensor
         if fits and answer.device == outputs.device and answer.dtype in (torch.bool, outputs.dtype):
             return
         expected = f"a mask that broadcasts to {(members, batch)}, bool or of the outputs' dtype, on {outputs.device}"
-        raise ContractError(expected, form(answer), where)
+        fix = _advice(hook, answer, answer.shape if fits else None, outputs)
+        raise ContractError(expected, form(answer), where, fix)
     shape = {"combine": (batch, num_outputs), "member_loss": (members, batch), "ensemble_loss": (batch,)}[hook]
     expected = form(torch.empty(shape, dtype=outputs.dtype, device=outputs.device))
     if form(answer) != expected:
-        fix = "make new tensors with the outputs' own dtype and device, as in outputs.new_zeros(…)"
+        fix = _advice(hook, answer, shape, outputs)
         raise ContractError(f"{expected} for outputs of {form(outputs)}", form(answer), where, fix)
+
+
+RIGHT_SHAPE = {
+    "combine": "reduce over the members alone, the first dimension of outputs",
+    "member_loss": "give a loss for each member and sample: no sum() or mean() over members or the batch",
+    "ensemble_loss": "give a loss for each sample: no sum() or mean() over the batch, and none for single members",
+    "select_members": "give one entry for each member and sample, or 1 where all are treated alike",
+}
+
+
+def _advice(hook: str, answer: object, shape: tuple[int, ...] | None, outputs: Tensor) -> str:
+    """How to mend an answer, by what is wrong with it; shape None: no shape of it would do."""
+    if not isinstance(answer, Tensor):
+        return "return a tensor"
+    if tuple(answer.shape) != shape:
+        return RIGHT_SHAPE[hook]
+    if answer.device != outputs.device:
+        return "make new tensors on outputs.device, as outputs.new_zeros(…) does"
+    if hook == "select_members":
+        return "compare, as in losses <= limit, for a mask of bool; or end with .to(outputs.dtype)"
+    return "keep the outputs' own dtype: no .float() or .double(), and new tensors as outputs.new_zeros(…) makes them"
+
+
+def answered(bench: MethodBench) -> None:
+    """A hook that never answers is like none at all, and so is a method without hooks."""
+    if not implemented_hooks(bench.method_class) and (without_use := _own_names(bench.method_class)):
+        raise ContractError(
+            "at least one hook",
+            f"none, and nothing that asks for {without_use[0]}",
+            look_at(bench.method_class),
+            "implement hooks of ensemblekit.hookspecs with @hookimpl, such as member_loss",
+        )
+    for hook in bench.hooks(HOOKS_THAT_ANSWER):
+        if all(answer is None for answer in bench.answers(hook)) and not bench.means_none(hook):
+            raise ContractError(
+                "something other than None, which leaves the answer to others",
+                "None at every call",
+                look_at(bench.method_class, hook),
+                "end the hook with return …; if it leaves the answer to others on purpose, let it say return None",
+            )
+
+
+def _own_names(method_class: type[Method]) -> list[str]:
+    """The parameters and functions that a class has and `Method` has not."""
+    functions = [name for name in dir(method_class) if inspect.isfunction(inspect.getattr_static(method_class, name))]
+    own = [name for name in functions if not hasattr(Method, name)]
+    return [*method_class.model_fields, *own]
 
 
 def finite_gradients(bench: MethodBench) -> None:
@@ -142,6 +198,15 @@ def right_gradients(bench: MethodBench) -> None:
             where,
             "look for a custom backward, in-place changes, or values that went through NumPy or Python numbers",
         )
+    for hook in bench.hooks(("member_loss", "ensemble_loss")):
+        answer = bench.answer(hook, outputs.clone().requires_grad_(), target)
+        if answer is not None and not answer.requires_grad and bool(answer.any()):
+            raise ContractError(
+                "a loss from which members learn, or zeros",
+                "a loss that is a constant to them: no gradient flows from it to the outputs",
+                look_at(bench.method_class, hook),
+                "compute it from outputs or combined, not from detach() of them nor under torch.no_grad()",
+            )
     if not bool(analytical.any()):
         hooks = bench.hooks(("member_loss", "ensemble_loss", "select_members"))
         raise ContractError(
@@ -153,9 +218,9 @@ def right_gradients(bench: MethodBench) -> None:
 
 
 def one_member(bench: MethodBench) -> None:
-    """An ensemble of one is a network like any other, unless the method's parameters exclude it."""
+    """An ensemble of one is a network like any other, unless the method's parameters or `check_spec` exclude it."""
     start = bench.objective.hooks.hook.members_at_start(num_members=bench.members)
-    if bench.method.required_members() not in (None, 1) and start != 1:
+    if start != 1 and (bench.method.required_members() not in (None, 1) or not bench.accepts(1)):
         return
     outputs, target = bench.outputs(1), bench.target()
     value, gradient = _gradient(lambda leaf: bench.objective(leaf, target), outputs)
@@ -256,11 +321,12 @@ def sample_weights(bench: MethodBench) -> None:
         raise ContractError("weights of at least 0", got, where, "a negative weight would reward mistakes; clip at 0")
     if not bool((first.sum(dim=0) > 0).all()):
         raise ContractError("some weight for every member", "a member whose weights are all 0", where)
-    fewer = bench.objective.sample_weights(num_samples, bench.members - 1, seed=0) if bench.members > 1 else None
-    if fewer is not None and not torch.equal(first[:, : bench.members - 1], fewer):
+    less = next((size for size in range(bench.members - 1, 0, -1) if bench.accepts(size)), 0)
+    fewer = bench.objective.sample_weights(num_samples, less, seed=0) if less else None
+    if fewer is not None and not torch.equal(first[:, :less], fewer):
         raise ContractError(
             "a member's weights not to depend on how many members there are",
-            f"others for M = {bench.members - 1} than for M = {bench.members}",
+            f"others for M = {less} than for M = {bench.members}",
             where,
             "draw member by member: torch.stack([draw(num_samples) for _ in range(num_members)], dim=1)",
         )

@@ -8,7 +8,7 @@ import torch
 
 from ensemblekit.hooks import implemented_hooks
 from ensemblekit.seeding import generator
-from ensemblekit.testing.checks import ContractError, difference, form, look_at
+from ensemblekit.testing.checks import ContractError, asked_gently, difference, form, look_at, on_meta_too
 from ensemblekit.testing.method_bench import BATCH, MethodBench
 
 
@@ -23,7 +23,8 @@ def fitted_combiner(bench: MethodBench) -> None:
         found = []
         for seed in (0, 1):
             torch.default_generator.manual_seed(seed)
-            found.append(bench.objective.fit_combiner(outputs, target))
+            arguments = {"outputs": outputs, "target": target}
+            found.append(asked_gently(bench.method_class, "fit_combiner", bench.objective.fit_combiner, arguments))
         first, second = found
         if first is None or second is None:
             return
@@ -45,10 +46,14 @@ def second_inputs(bench: MethodBench) -> None:
     inputs, gradient = torch.randn(2, BATCH, 3, 2, 2, generator=random, dtype=torch.float64)
     for device in ("cpu", "meta"):
         for dtype in (torch.float32, torch.float64):
-            given = inputs.to(device, dtype)
-            answer = bench.objective.hooks.hook.second_inputs(inputs=given, gradient=gradient.to(device, dtype))
+            given = inputs.to(device, dtype, copy=True)
+            arguments = {"inputs": given, "gradient": gradient.to(device, dtype, copy=True)}
+            with on_meta_too(device, bench.method_class, "second_inputs"):
+                answer = asked_gently(
+                    bench.method_class, "second_inputs", bench.objective.hooks.hook.second_inputs, arguments
+                )
             if form(answer) != form(given):
-                fix = "read no value back, and make new tensors with the inputs' own dtype and device"
+                fix = "answer element by element, with the inputs' own shape, dtype and device"
                 raise ContractError(f"{form(given)}, as the inputs are", form(answer), where, fix)
     whole = bench.objective.second_inputs(inputs, gradient)
     order = torch.randperm(inputs.numel(), generator=random)

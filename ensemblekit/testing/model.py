@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.errors import Problem
+from ensemblekit.errors import EnsemblekitError, Problem
 from ensemblekit.members import build_member
 from ensemblekit.plugin import Model
 from ensemblekit.seeding import generator
-from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at
+from ensemblekit.testing.checks import Check, ContractError, difference, form, innermost, look_at, problems_of, takes
 from ensemblekit.testing.tiny import registry_with, tiny_spec
 from ensemblekit.testing.ways_of_running import ROUGH, WAYS
 
@@ -37,23 +38,24 @@ class ModelBench:
     def problems(self, shape: tuple[int, ...]) -> list[Problem]:
         """What the model has against inputs of this shape."""
         spec = tiny_spec(registry_with(), {"data.shape": list(shape)})
-        return list(self.model.check_spec(replace(spec, model=self.model)))
+        return problems_of(self.model, replace(spec, model=self.model))
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """The input shapes that the model accepts and builds networks for."""
-        found = [shape for shape in SHAPES if self._works(shape)]
-        found = found or [shape for shape in LARGE if self._works(shape)][:1]
+        found = [shape for shape in SHAPES if self.works(shape)]
+        found = found or [shape for shape in LARGE if self.works(shape)][:1]
         if not found:
             problems = "; ".join(str(problem) for problem in self.problems(LARGE[0]))
             raise ContractError(
                 f"a model for inputs of one of the shapes {', '.join(map(str, (*SHAPES, *LARGE)))}",
                 problems or "networks that cannot be built or run",
-                look_at(self.model_class, "build"),
+                look_at(self.model_class, "check_spec" if problems else "build"),
             )
         return found
 
-    def _works(self, shape: tuple[int, ...]) -> bool:
+    def works(self, shape: tuple[int, ...]) -> bool:
+        """Whether the model accepts inputs of this shape and its network takes them."""
         try:
             return not self.problems(shape) and self.build(shape=shape) is not None
         except Exception:  # what it is, the check of the shapes says
@@ -78,7 +80,6 @@ def model_checks(model: Model) -> list[Check]:
     """The checks of a model besides those of any plugin."""
     bench = ModelBench(model)
     claims: dict[str, Callable[[ModelBench], None]] = {
-        "it builds networks for the inputs that it accepts": accepted_shapes,
         "outputs have the right shape and are finite": output_shapes,
         "weights come from the seed and differ between members": seeds,
         "every parameter learns": learning_parameters,
@@ -86,10 +87,15 @@ def model_checks(model: Model) -> list[Check]:
         "evaluation is repeatable and changes nothing": evaluation,
         "a sample's output does not depend on the others": batch_independence,
         "saved weights give the same network": state_round_trip,
-        "it declares only known ways of running": known_ways,
         **{f"{way} works as declared": partial(declared_way, way=way) for way in WAYS},
     }
-    return [Check(name, model, partial(function, bench)) for name, function in claims.items()]
+    known = Check("it declares only known ways of running", model, partial(known_ways, bench))
+    accepted = Check(
+        "it builds networks for the inputs that it accepts", model, partial(accepted_shapes, bench), (known,)
+    )
+    some = replace(accepted, examine=partial(some_shape, bench))  # enough for the others
+    others = [Check(name, model, partial(function, bench), (known, some)) for name, function in claims.items()]
+    return [accepted, known, *others]
 
 
 def accepted_shapes(bench: ModelBench) -> None:
@@ -100,12 +106,59 @@ def accepted_shapes(bench: ModelBench) -> None:
         try:
             bench.build(shape=shape)
         except Exception as error:  # whatever build() or the network raises
-            raise ContractError(
-                f"a network for inputs of shape {shape}, or a Problem from check_spec() that says why not",
-                f"{type(error).__name__}: {error}",
-                look_at(bench.model_class, "build"),
-                f"yield Problem(…) in check_spec(spec) if spec.data.info.input_shape is like {shape}",
-            ) from error
+            raise _review(bench, shape, error) from error
+    some_shape(bench)
+
+
+def some_shape(bench: ModelBench) -> None:
+    """Without a single network there is nothing to check."""
+    assert bench.shapes
+
+
+def _review(bench: ModelBench, shape: tuple[int, ...], error: Exception) -> ContractError:
+    """What is wrong with a model whose network for a shape that it accepts could not be built or tried."""
+    where = look_at(bench.model_class, "build")
+    if not takes(bench.model.build, shape, OUTPUTS[-1]):
+        got = f"build{inspect.signature(bench.model.build)}"
+        fix = "take both arguments, and no others without a default"
+        return ContractError("build(input_shape, num_outputs)", got, where, fix)
+    line = innermost(error, bench.model_class) or where
+    try:
+        network: object = bench.model.build(shape, OUTPUTS[-1])
+        if not isinstance(network, nn.Module):
+            return ContractError("a torch.nn.Module from build()", form(network), where, "end it with return …")
+        outputs = network(bench.inputs(shape=shape))
+    except Exception:  # the same as before, and no fault of the device
+        return _failure(bench, shape, error, line)
+    if not isinstance(outputs, Tensor):
+        expected = "a single tensor (B, num_outputs) from the network's forward()"
+        return ContractError(expected, form(outputs), where, "end forward() with return … of that tensor alone")
+    if tuple(outputs.shape) != (BATCH, OUTPUTS[-1]):
+        return _failure(bench, shape, error, line)
+    return ContractError(
+        "a network that also runs on the meta device, where tensors have a shape and no values: it is tried out there",
+        _cause(error),
+        line,
+        "keep constant tensors with register_buffer(), make new ones on the inputs' device, read no value back as "
+        '.item() does; or declare it: unsupported() returns {"meta": "the reason"}',
+    )
+
+
+def _failure(bench: ModelBench, shape: tuple[int, ...], error: Exception, where: str) -> ContractError:
+    """The review of an error that is its own explanation; `check_spec` is to blame if other shapes work."""
+    expected, fix = f"a network for inputs of shape {shape}", error.fix if isinstance(error, EnsemblekitError) else ""
+    if any(bench.works(other) for other in (*SHAPES, *LARGE)):
+        expected = f"{expected}, or a Problem from check_spec() that says why not"
+        fix = f"yield Problem(…) in check_spec(spec) if spec.data.info.input_shape is like {shape}"
+    return ContractError(expected, _cause(error), where, fix)
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong, without the core's own words around it."""
+    if isinstance(error, EnsemblekitError) and error.__cause__ is None:
+        return "; ".join(part for part in (error.what, error.where) if part)
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
 
 
 def output_shapes(bench: ModelBench) -> None:
@@ -230,6 +283,9 @@ def known_ways(bench: ModelBench) -> None:
     """A misspelt way would go unnoticed, and a reason is what a user is told."""
     declared = bench.model.unsupported()
     where = look_at(bench.model_class, "unsupported")
+    if not isinstance(declared, Mapping):
+        fix = "return {} if there is nothing that it cannot take"
+        raise ContractError("ways of running, each with the reason, from unsupported()", form(declared), where, fix)
     for way, reason in declared.items():
         if way not in WAYS:
             raise ContractError(f"keys of {', '.join(WAYS)}", f'"{way}"', where)

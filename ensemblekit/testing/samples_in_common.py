@@ -13,25 +13,35 @@ from ensemblekit.samples import as_input, read_sample
 
 MOST_READ = 500
 """Samples read of a part that is no tensor: reading may mean decoding files."""
-MANY = 0.5
+MANY, SOME, FEW = 0.5, 0.1, 0.01
+"""Shares of a part's samples."""
+CHANCE = 2
+"""So many samples in common are no fault, however small the parts are."""
 
 
 def shared_samples(part: Any, other: Any) -> str:
     """In words what a second part has in common with the first; "" if it is nothing but what real data has.
 
     Equal samples alone prove nothing, since there are few different rows of coarse numbers. It is a fault if most
-    samples of the other part are also in the first, and the first repeats its own samples much less.
+    samples of the other part are also in the first, and the first repeats its own samples much less; of data that
+    hardly ever repeats itself, some are enough.
     """
     if part is other:
         return "the same object for both"
     if isinstance(part, tuple | list) and isinstance(other, tuple | list) and _same_memory(part[0], other[0]):
         return "inputs in the same memory for both"
-    first, second = Counter(_digests(part)), _digests(other)
-    across = sum(digest in first for digest in second) / max(len(second), 1)
-    within = sum(count for count in first.values() if count > 1) / max(sum(first.values()), 1)
-    if across > MANY and within <= across / 2:
+    first, second = Counter(_digests(part)), Counter(_digests(other))
+    common = sum(count for digest, count in second.items() if digest in first)
+    across = common / max(second.total(), 1)
+    limit = SOME if max(_repeated(first), _repeated(second)) <= FEW else MANY
+    if common > CHANCE and across > limit and _repeated(first) <= across / 2:
         return f"{across:.0%} of its samples also in the other part, inputs and targets alike"
     return ""
+
+
+def _repeated(digests: Counter[bytes]) -> float:
+    """The share of a part's samples that are not the only one of their kind in it."""
+    return sum(count for count in digests.values() if count > 1) / max(digests.total(), 1)
 
 
 def _same_memory(first: Any, second: Any) -> bool:

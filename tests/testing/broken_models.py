@@ -24,9 +24,6 @@ def works(way: str) -> str:
     return f"{way} works as declared"
 
 
-WAYS = {works(way) for way in ("vmap", "channels_last", "autocast", "meta", "export")}
-
-
 class _Net(nn.Module):
     """One linear layer, between what a faulty model does before and after it."""
 
@@ -164,7 +161,7 @@ class NeedlessDeclaration(GoodModel):
     """Declares as unsupported what works."""
 
     def unsupported(self) -> dict[str, str]:
-        return {"vmap": "nobody ever tried", "export": "nor this"}
+        return {"vmap": "nobody ever tried", "export": "nor this", "meta": "nor that"}
 
 
 class Branches(GoodModel):
@@ -209,10 +206,109 @@ class Layout(GoodModel):
             yield Problem("", "three channels only", "")
 
 
-ALL = {SHAPES, SEEDS, LEARNS, UNTOUCHED, EVALUATION, INDEPENDENT, SAVED} | WAYS
+class HasNoOpinion(GoodModel):
+    """Returns None for no problems."""
+
+    def check_spec(self, spec: Spec) -> None:
+        pass
+
+
+class ReturnsNothing(Model):
+    """Forgets to return what it has built."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        _Net(input_shape, num_outputs)
+
+
+class OneArgument(Model):
+    """Does not want to know the number of outputs."""
+
+    def build(self, input_shape: tuple[int, ...]) -> nn.Module:
+        return _Net(input_shape, 5)
+
+
+class OtherSize(Model):
+    """Always has ten outputs."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        return _Net(input_shape, 10)
+
+
+class Misnamed(Model):
+    """Has a slip in build."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        return _Net(inputs_shape, num_outputs)  # noqa: F821 - the fault
+
+
+class Silent(Model):
+    """Builds a network that returns nothing."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                super().forward(inputs)
+
+        return Network(input_shape, num_outputs)
+
+
+class TwoOutputs(Model):
+    """Builds a network that returns its features as well."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+                return super().forward(inputs), inputs
+
+        return Network(input_shape, num_outputs)
+
+
+class ReadsAValue(Model):
+    """Builds a network that reads a value back."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs) * inputs.mean().item()
+
+        return Network(input_shape, num_outputs)
+
+
+class OnTheCPU(Model):
+    """Builds a network that makes a tensor on the CPU."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                return super().forward(inputs) + torch.linspace(0, 1, num_outputs)
+
+        return Network(input_shape, num_outputs)
+
+
+class DeclaresNothingAtAll(GoodModel):
+    """Forgets to return what it cannot do."""
+
+    def unsupported(self) -> dict[str, str]:
+        pass
+
+
+NOT_BUILT = {
+    HasNoOpinion: ("problems from check_spec()", "got: None", "HasNoOpinion.check_spec"),
+    ReturnsNothing: ("a torch.nn.Module", "got: None", "end it with return", "ReturnsNothing.build"),
+    OneArgument: ("build(input_shape, num_outputs)", "take both arguments", "OneArgument.build"),
+    OtherSize: ("output is (2, 10); expected (2, 5)", "num_outputs outputs", "OtherSize.build"),
+    Misnamed: ("NameError: name 'inputs_shape'", "build(), ", "_Net(inputs_shape, num_outputs)"),
+    Silent: ("forward()", "got: None", "Silent.build"),
+    TwoOutputs: ("a single tensor", "got: a tuple", "TwoOutputs.build"),
+    ReadsAValue: ("meta device", "item()", "unsupported()", "inputs.mean().item()"),
+    OnTheCPU: ("meta device", "register_buffer", "torch.linspace(0, 1, num_outputs)"),
+}
+"""Models without any network to check: one failure, and nothing else is said of them."""
 FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
-    (ImagesOnly, {ACCEPTED}, ("inputs of shape (7,)", "check_spec", "ImagesOnly.build")),
-    (TakesNothing, ALL, ("no input is good enough",)),
+    *((broken, {ACCEPTED}, parts) for broken, parts in NOT_BUILT.items()),
+    (DeclaresNothingAtAll, {KNOWN_WAYS}, ("got: None", "return {}", "DeclaresNothingAtAll.unsupported")),
+    (ImagesOnly, {ACCEPTED}, ("inputs of shape (7,)", "check_spec", "channels, _, _ = input_shape")),
+    (TakesNothing, {ACCEPTED}, ("no input is good enough", "TakesNothing.check_spec")),
     (Infinite, {SHAPES}, ("finite outputs", "Infinite.build")),
     (SeedsItself, {SEEDS}, ("other weights for another member", "SeedsItself.build")),
     (Counting, {SEEDS}, ("the same weights for the same seed", "linear.bias")),
@@ -226,7 +322,11 @@ FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
     (CentresTheBatch, {INDEPENDENT}, ("one by one", "nn.BatchNorm")),
     (KeepsAScaleAside, {SAVED, works("vmap")}, ("state dict", "persistent buffers")),
     (OddDeclaration, {KNOWN_WAYS}, ('"vmaps"', "OddDeclaration.unsupported")),
-    (NeedlessDeclaration, {works("vmap"), works("export")}, ("nobody ever tried", "NeedlessDeclaration.unsupported")),
+    (
+        NeedlessDeclaration,
+        {works("vmap"), works("export"), works("meta")},
+        ("nobody ever tried", "NeedlessDeclaration.unsupported"),
+    ),
     (Branches, {works("vmap"), works("export")}, ("declares nothing else", "Branches.build")),
     (FixedDtype, {works("autocast")}, ("RuntimeError", "FixedDtype.build")),
     (Layout, {works("channels_last")}, ("OtherNumbers", "Layout.build")),

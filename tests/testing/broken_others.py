@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from ensemblekit import DataError, DataInfo, Dataset, Extension, Loss, Splits, generator, hookimpl
+from ensemblekit import DataError, DataInfo, Dataset, Extension, GrowingEnsemble, Loss, Splits, generator, hookimpl
 
 OFFLINE = "without network and files it loads, or says where files go"
 VALID = "its samples and targets are valid"
@@ -21,7 +21,6 @@ DECLARED = "what it declares is what it loads"
 DISJOINT = "its parts have no samples in common"
 STABLE = "the same seed gives the same samples in the same order"
 LIMITS = "limits are respected"
-LOADED = {VALID, DECLARED, DISJOINT, STABLE, LIMITS}
 
 
 def blobs(seed: int, count: int) -> tuple[Tensor, Tensor]:
@@ -121,6 +120,37 @@ class TestsOnTraining(GoodData):
         return Splits((inputs, targets), (inputs.flip(0)[:20].clone(), targets.flip(0)[:20].clone()), self.info)
 
 
+class TestsPartlyOnTraining(GoodData):
+    """Tests on thirty samples, nine of which it trains on."""
+
+    def load(self, seed: int) -> Splits:
+        train, test = blobs(seed, 60), blobs(seed, 30)
+        for own, others in zip(test, train, strict=True):
+            own[:9] = others[40:49]
+        return Splits(train, test, self.info)
+
+
+class NoSeed(GoodData):
+    """Sees no need for a seed."""
+
+    def load(self) -> Splits:
+        return super().load(0)
+
+
+class Slips(GoodData):
+    """Has a slip in load."""
+
+    def load(self, seed: int) -> Splits:
+        return super().load(sead)  # noqa: F821 - the fault
+
+
+class LoadsNothing(GoodData):
+    """Forgets to return what it has loaded."""
+
+    def load(self, seed: int) -> Splits:
+        super().load(seed)
+
+
 class SameMemory(GoodData):
     """Gives the training data for both."""
 
@@ -169,6 +199,7 @@ class LimitsItself(GoodData):
 
 WATCHES = "it only watches what is minimised"
 FINISHES = "a run with it finishes, and can be resumed"
+SAME_WITHOUT = "training is the same without it"
 
 
 class GoodExtension(Extension):
@@ -185,6 +216,22 @@ class ChangesTheLoss(Extension):
     @hookimpl
     def member_loss(self, outputs: Tensor) -> Tensor:
         return outputs.square().sum(dim=-1)
+
+
+class ChangesTheRate(Extension):
+    """Is a schedule in disguise."""
+
+    @hookimpl
+    def learning_rate(self, base: float) -> float:
+        return base / 2
+
+
+class Freezes(Extension):
+    """Stops a member from learning."""
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        ensemble.freeze(0)
 
 
 class WantsAMetric(GoodExtension):
@@ -261,23 +308,29 @@ class NoProbabilities(GoodLoss):
 
 
 FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
-    (Downloads, {OFFLINE} | LOADED, ("URLError", "no network in a check", "Downloads.load")),
+    (Downloads, {OFFLINE}, ("URLError", "no network in a check", "Downloads.load")),
     (SaysNotWhere, {OFFLINE}, ("blobs.bin", "self.places()")),
     (SaysNotHow, {OFFLINE}, ("a DataError that says what to do",)),
     (LeavesAPart, {OFFLINE}, ("no files after a failed download", "blobs.bin", "LeavesAPart.load")),
-    (NotANumber, {VALID, DECLARED, STABLE, LIMITS}, ("not a finite number", "sample 3", "NotANumber.load")),
-    (OutOfRange, {VALID, DECLARED, STABLE, LIMITS}, ("class indices from 0 to 2, got 3",)),
+    (NotANumber, {VALID}, ("not a finite number", "sample 3", "NotANumber.load")),
+    (OutOfRange, {VALID}, ("class indices from 0 to 2, got 3",)),
     (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
     (DeclaresOtherwise, {DECLARED}, ("num_outputs=4", "num_outputs=3", "DeclaresOtherwise.info")),
     (TestsOnTraining, {DISJOINT}, ("other samples in test than in train", "100% of its samples")),
+    (TestsPartlyOnTraining, {DISJOINT}, ("other samples in test than in train", "30% of its samples")),
+    (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "take the seed", "NoSeed.load")),
+    (Slips, {OFFLINE}, ("expected: an answer", "NameError", "load(), ", "super().load(sead)")),
+    (LoadsNothing, {OFFLINE}, ("ensemblekit.Splits", "got: None", "end it with return", "LoadsNothing.load")),
     (SameMemory, {DISJOINT}, ("in the same memory",)),
     (IgnoresTheSeed, {STABLE}, ("loaded again with the same seed", "IgnoresTheSeed.load")),
     (AnotherEveryTime, {STABLE}, ("in whatever order samples are read", "AnotherEveryTime.load")),
     (LimitsItself, {LIMITS}, ("27 samples with limit_train = 27", "24 samples", "LimitsItself.load")),
     (ChangesTheLoss, {WATCHES}, ("member_loss", "ensemblekit.Method")),
+    (ChangesTheRate, {WATCHES}, ("learning_rate", "ensemblekit.Method")),
+    (Freezes, {SAME_WITHOUT}, ("other weights", "freeze nothing", "Freezes.epoch_started")),
     (WantsAMetric, {FINISHES}, ("KeyError: 'beauty'", "run_finished(), ")),
     (FirstEpochOnly, {FINISHES}, ("AttributeError: 'NoneType'", "epoch_started(), ", "self._seen.append(epoch)")),
-    (Reduced, {PER_SAMPLE, ALONE}, ("float32 of shape (2, 4)", "shape (2,)", "Reduced.per_sample")),
+    (Reduced, {PER_SAMPLE}, ("float32 of shape (2, 4)", "shape (2,)", "Reduced.per_sample")),
     (Centred, {ALONE}, ("one by one", "Centred.per_sample")),
     (RootAtZero, {GRADIENTS}, ("finite gradients", "RootAtZero.per_sample")),
     (WrongCurvature, {SECOND}, ("second derivative along a direction", "WrongCurvature.quadratic_form")),

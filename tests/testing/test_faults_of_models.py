@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broken_models import FAULTS, GoodModel, works
+from broken_models import ACCEPTED, FAULTS, NOT_BUILT, GoodModel, TakesNothing, works
 
 from ensemblekit.testing import contract, run_contract
 from ensemblekit.testing.documented import common_checks
@@ -11,10 +11,20 @@ from ensemblekit.testing.documented import common_checks
 
 @pytest.mark.parametrize(("broken", "failing", "parts"), FAULTS, ids=[broken.__name__ for broken, _, _ in FAULTS])
 def test_a_fault_fails_its_checks_and_no_others_and_is_named(broken, failing, parts):
-    found = {result.name: result.message for result in run_contract(broken) if not result.passed}
+    found = {result.name: result.message for result in run_contract(broken) if result.passed is False}
     assert set(found) == failing, found
     message = next(message for message in found.values() if all(part in message for part in parts))
     assert "broken_models.py:" in message
+
+
+@pytest.mark.parametrize("broken", [*NOT_BUILT, TakesNothing], ids=lambda broken: broken.__name__)
+def test_what_is_wrong_with_every_network_is_said_once(broken):
+    results = run_contract(broken)
+    assert [result.name for result in results if result.passed is False] == [ACCEPTED]
+    assert {result.message for result in results if result.passed is None} == {f'first mend "{ACCEPTED}"'}
+    assert len([result for result in results if result.passed]) == 5  # what needs no network
+    (message,) = (result.message for result in results if result.passed is False)
+    assert "Problem(" not in message
 
 
 def test_a_good_model_passes_and_every_check_has_been_seen_to_fail():

@@ -16,7 +16,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("broken", "failing", "parts"), FAULTS, ids=[broken.__name__ for broken, _, _ in FAULTS])
 def test_a_fault_fails_its_checks_and_no_others_and_is_named(broken, failing, parts):
-    found = {result.name: result.message for result in run_contract(broken) if not result.passed}
+    found = {result.name: result.message for result in run_contract(broken) if result.passed is False}
     assert set(found) == failing, found
     message = next(message for message in found.values() if all(part in message for part in parts))
     assert "broken_others.py:" in message

@@ -9,8 +9,9 @@ import broken_methods
 import pytest
 import torch
 from broken_methods import Crashes, FirstSampleOnly, Good
+from torch import Tensor
 
-from ensemblekit import DataInfo, UsageError
+from ensemblekit import DataInfo, Loss, UsageError, hookimpl
 from ensemblekit.losses import CrossEntropy
 from ensemblekit.plugin import Model
 from ensemblekit.testing import Check, CheckResult, ContractError, contract, run_contract
@@ -65,9 +66,18 @@ def test_a_failure_is_an_assertion_that_reads_like_a_review():
 def test_running_a_contract_never_raises_and_times_each_check():
     results = run_contract(Crashes)
     assert all(isinstance(result, CheckResult) and result.seconds >= 0 for result in results)
-    (message,) = {result.message for result in results if result.name == broken_methods.FINITE}
+    (message,) = [result.message for result in results if result.passed is False]
     assert "ZeroDivisionError: of all things" in message
     assert 'raise ZeroDivisionError("of all things")' in message
+
+
+def test_what_fails_for_a_reason_that_another_check_names_is_not_checked():
+    unchecked = {result.name: result.message for result in run_contract(Crashes) if result.passed is None}
+    assert broken_methods.FINITE in unchecked
+    assert set(unchecked.values()) == {f'first mend "{broken_methods.ANSWERS}"'}
+    alone = next(check for check in contract(Crashes) if check.name == broken_methods.FINITE)
+    with pytest.raises(ContractError, match=f'^not checked: first mend "{broken_methods.ANSWERS}"$'):
+        alone()
 
 
 def test_checks_leave_torch_as_it_was():
@@ -76,6 +86,25 @@ def test_checks_leave_torch_as_it_was():
     run_contract(CrossEntropy)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_num_threads() == threads
+
+
+def test_what_a_plugin_prints_goes_to_stderr(capsys):
+    class Talks(Good):
+        """Prints what it is asked."""
+
+        @hookimpl
+        def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+            print("asked")
+            return loss(outputs, target)
+
+        def separable(self) -> bool:
+            print("asked whether it is separable")
+            return False
+
+    assert all(result.passed for result in run_contract(Talks))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "asked\n" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -106,11 +135,29 @@ def test_coarse_data_may_repeat_itself_and_interleaved_parts_are_two():
     assert shared_samples((fine[::2], coarse[:20]), (fine[1::2], coarse[:20])) == ""
 
 
+def test_single_duplicates_are_no_fault_and_some_are_one_only_where_samples_do_not_repeat_themselves():
+    inputs = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(100) % 4
+
+    def shared(common: int, train_size: int, start: int) -> str:
+        train, test = (inputs[:train_size], targets[:train_size]), (inputs[start:].clone(), targets[start:].clone())
+        for own, others in zip(test, train, strict=True):
+            own[:common] = others[:common]
+        return shared_samples(train, test)
+
+    assert shared(2, train_size=60, start=90) == ""  # chance
+    assert shared(3, train_size=60, start=60) == ""  # few of many
+    assert shared(12, train_size=60, start=60).startswith("30% of its samples")
+    inputs[3:20] = inputs[2]
+    targets[3:20] = targets[2]
+    assert shared(12, train_size=60, start=60) == ""
+
+
 def test_an_authors_test_file_passes_or_shows_the_review_without_the_kits_own_code(pytester):
     pytester.makepyfile(test_good=AUTHORS_TEST.format(name="Good"))
     pytester.makepyfile(test_broken=AUTHORS_TEST.format(name="FirstSampleOnly"))
     result = pytester.runpytest_inprocess("-k", "finite or order")
-    result.assert_outcomes(failed=1, passed=3, deselected=32)
+    result.assert_outcomes(failed=1, passed=3, deselected=34)
     shown = result.stdout.str()
     assert "test_broken.py::test_contract[the order of samples does not matter]" in shown
     assert "got: with the samples in reverse order" in shown
@@ -123,7 +170,7 @@ def test_the_option_makes_tests_of_installed_plugins(pytester):
     assert "ensemblekit::gncl::gradients are finite" in listed.outlines
     assert "ensemblekit::mse::its probabilities sum to one" in listed.outlines
     chosen = pytester.runpytest_inprocess("--ensemblekit", "gncl", "-k", "finite or memory", "-v")
-    chosen.assert_outcomes(passed=2, deselected=16)
+    chosen.assert_outcomes(passed=2, deselected=17)
     chosen.stdout.fnmatch_lines(["ensemblekit::gncl::gradients are finite PASSED*"])
 
 
@@ -136,7 +183,7 @@ def test_the_option_suggests_a_name_for_an_unknown_one(pytester):
 def test_a_failure_of_the_option_is_the_review_alone(pytester):
     pytester.makepyfile(flat='from ensemblekit import Method\nclass Flat(Method):\n    """No formula."""\n')
     result = pytester.runpytest_inprocess("--ensemblekit", "flat.py", "-k", "formula")
-    result.assert_outcomes(failed=1, deselected=17)
+    result.assert_outcomes(failed=1, deselected=18)
     shown = result.stdout.str()
     assert "expected: the formula of what the method minimises\ngot: none\nlook at: Flat, flat.py:2\n" in shown
     assert "FAILED ensemblekit::flat::its formula is given" in shown
