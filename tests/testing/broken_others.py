@@ -102,14 +102,22 @@ class TooFewNames(GoodData):
 
 
 class DeclaresOtherwise(GoodData):
+    """Declares five features and loads four."""
+
+    @property
+    def info(self) -> DataInfo:
+        return DataInfo("classification", (5,), 3)
+
+    def load(self, seed: int) -> Splits:
+        return Splits(blobs(seed, 60), blobs(seed, 30), DataInfo("classification", (4,), 3))
+
+
+class DeclaresOtherClasses(DeclaresOtherwise):
     """Declares four classes and loads three."""
 
     @property
     def info(self) -> DataInfo:
         return DataInfo("classification", (4,), 4)
-
-    def load(self, seed: int) -> Splits:
-        return Splits(blobs(seed, 60), blobs(seed, 30), DataInfo("classification", (4,), 3))
 
 
 class TestsOnTraining(GoodData):
@@ -315,7 +323,8 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (NotANumber, {VALID}, ("not a finite number", "sample 3", "NotANumber.load")),
     (OutOfRange, {VALID}, ("class indices from 0 to 2, got 3",)),
     (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
-    (DeclaresOtherwise, {DECLARED}, ("num_outputs=4", "num_outputs=3", "DeclaresOtherwise.info")),
+    (DeclaresOtherwise, {DECLARED}, ("(5,)", "(4,)", "DeclaresOtherwise.info")),
+    (DeclaresOtherClasses, {VALID}, ("4 inputs and 3 classes", "`info` says 4 inputs and 4 classes")),
     (TestsOnTraining, {DISJOINT}, ("other samples in test than in train", "100% of its samples")),
     (TestsPartlyOnTraining, {DISJOINT}, ("other samples in test than in train", "30% of its samples")),
     (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "take the seed", "NoSeed.load")),
