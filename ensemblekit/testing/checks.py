@@ -40,7 +40,7 @@ class NotChecked(ContractError):
     """A check that fails while another fails that it builds on: what it found says nothing new."""
 
     def __init__(self, first: str) -> None:
-        super().__init__(f'that "{first}"', "not that", "")
+        super().__init__(f'"{first}" to hold', "a plugin of which it does not", "")
         self.first = first
 
     def __str__(self) -> str:
