@@ -101,6 +101,18 @@ def test_trying_ends_within_its_time_however_large_the_networks_are(clock, monke
     assert clock.now <= auto.SECONDS
 
 
+def test_one_step_that_something_else_has_slowed_down_decides_nothing(clock, monkeypatch):
+    class Disturbed(clock.engine("threaded", 2.2e-3)):
+        def train_step(self, batch, *others):
+            if clock.steps.count(("threaded", 4, 32)) == 1 and len(batch.index) == 32:
+                clock.now += 1.0
+            return super().train_step(batch, *others)
+
+    found = measure(monkeypatch, {"threaded": Disturbed, "sequential": clock.engine("sequential", 2.9e-3)})
+    assert clock.steps.count(("threaded", 4, 32)) == 2
+    assert min(found, key=found.__getitem__) == "threaded"
+
+
 def test_frozen_members_are_tried_with_the_one_that_learns(clock, monkeypatch):
     engines = {"threaded": clock.engine("threaded", 1e-6), "sequential": clock.engine("sequential", 2e-6)}
     measure(monkeypatch, engines, frozen=M - 1)
