@@ -32,7 +32,7 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
     Contestants take turns (A B A B …); the loop takes its own in another process, since malloc is set for a whole
     process and the loop has the default. The table shows the median time of a step and its spread (half the
     interquartile range), how many times as long the loop took, the memory that a process of its own grows by, and
-    how much of the measured peak rate of matrix products (1024², float32, all threads) is reached.
+    how much of the measured peak rate of matrix products (1024², float32, all cores) is reached.
 
     \b
     Workloads: tiny-16, tiny-64, tiny-uncoupled, small-convolutions, small-weighted, real-convolutions,

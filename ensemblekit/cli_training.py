@@ -81,7 +81,7 @@ def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_j
     from ensemblekit.console import Printer
     from ensemblekit.summary import decomposition_line, metric_rows
 
-    other = None if data is None else _value_of("--data", data)
+    other = None if data is None else _data_table(data)
     metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files)
     printer = Printer()
     if as_json:
@@ -94,15 +94,15 @@ def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_j
         printer.text(line)
 
 
-def _value_of(option: str, text: str) -> Any:
-    """What an option says, read as --set reads it."""
+def _data_table(text: str) -> Any:
+    """What --data says, read as --set reads it."""
     from ensemblekit.tables import parse_override
 
     try:
         return parse_override(f"data={text}")[1]
     except UsageError as error:
         fix = 'write a name, or a table: {name="image_folder", path="…"}'
-        raise UsageError(error.what.replace(f"data={text}", text), option, fix) from error
+        raise UsageError(error.what.replace(f"data={text}", text), "--data", fix) from error
 
 
 @click.command()

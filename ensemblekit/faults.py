@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
 from types import FrameType
 
 from ensemblekit.errors import EnsemblekitError, PluginError, ResourceError
@@ -26,7 +25,7 @@ def explained(error: BaseException) -> EnsemblekitError:
         fix = "lower training.batch_size, ensemble.members or the model's size, or set engine.recompute = true"
         return ResourceError("out of memory", one_line(str(error)), fix)
     what = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
-    places = list(_places(error))
+    places = list(traceback.walk_tb(error.__traceback__))  # every line that was being run, the innermost last
     theirs = [(frame, line) for frame, line in places if _top_module(frame) in _plugin_packages()]
     if theirs:
         where = _place(*theirs[-1])
@@ -38,11 +37,6 @@ def explained(error: BaseException) -> EnsemblekitError:
 def one_line(text: str) -> str:
     """A message of several lines as one."""
     return " ".join(text.split())
-
-
-def _places(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Every line that was being run, the innermost last."""
-    return traceback.walk_tb(error.__traceback__)
 
 
 def _place(frame: FrameType, line: int) -> str:

@@ -146,7 +146,8 @@ def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:
     if (installed.kind, installed.name) != (local.kind, local.name):
         return False
     module = _find_module(installed.target.partition(":")[0])
-    return module is not None and module.origin is not None and Path(module.origin).samefile(local.package)
+    source = Path(module.origin) if module is not None and module.origin else None
+    return source is not None and source.is_file() and source.samefile(local.package)
 
 
 def _from_entry_point(kind: str, entry_point: EntryPoint) -> PluginInfo:
