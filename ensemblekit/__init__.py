@@ -23,21 +23,21 @@ if TYPE_CHECKING:
         resume,
         train,
     )
-    from ensemblekit.data import Batch, Data, Split, load_data
-    from ensemblekit.decoding import Decoding
-    from ensemblekit.decomposition import Decomposition
-    from ensemblekit.ensemble import Ensemble
-    from ensemblekit.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
-    from ensemblekit.given import data_from_datasets
-    from ensemblekit.hookspecs import GrowingEnsemble, hookimpl
-    from ensemblekit.losses import MSE, Loss
-    from ensemblekit.memory import fits_in_memory
-    from ensemblekit.noise import Noise
-    from ensemblekit.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
-    from ensemblekit.runs import Run
-    from ensemblekit.seeding import generator
-    from ensemblekit.spec import Spec
-    from ensemblekit.splitting import hold_out
+    from ensemblekit.core.decomposition import Decomposition
+    from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
+    from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
+    from ensemblekit.core.losses import MSE, Loss
+    from ensemblekit.core.memory import fits_in_memory
+    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
+    from ensemblekit.core.seeds import generator
+    from ensemblekit.data.decoding import Decoding
+    from ensemblekit.data.in_memory import data_from_datasets
+    from ensemblekit.data.loading import Batch, Data, Split, load_data
+    from ensemblekit.data.splitting import hold_out
+    from ensemblekit.inference.ensemble import Ensemble
+    from ensemblekit.members.stochastic import Noise
+    from ensemblekit.spec.sections import Spec
+    from ensemblekit.training.runs import Run
 
 __all__ = [
     "MSE",
@@ -91,21 +91,21 @@ _HOMES = {
         "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
         "objective resume train"
     ),
-    "data": "Batch Data Split load_data",
-    "decoding": "Decoding",
-    "decomposition": "Decomposition",
-    "ensemble": "Ensemble",
-    "errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
-    "given": "data_from_datasets",
-    "hookspecs": "GrowingEnsemble hookimpl",
-    "losses": "MSE Loss",
-    "memory": "fits_in_memory",
-    "noise": "Noise",
-    "plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
-    "runs": "Run",
-    "seeding": "generator",
-    "spec": "Spec",
-    "splitting": "hold_out",
+    "core.decomposition": "Decomposition",
+    "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
+    "core.hookspecs": "GrowingEnsemble hookimpl",
+    "core.losses": "MSE Loss",
+    "core.memory": "fits_in_memory",
+    "core.plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
+    "core.seeds": "generator",
+    "data.decoding": "Decoding",
+    "data.in_memory": "data_from_datasets",
+    "data.loading": "Batch Data Split load_data",
+    "data.splitting": "hold_out",
+    "inference.ensemble": "Ensemble",
+    "members.stochastic": "Noise",
+    "spec.sections": "Spec",
+    "training.runs": "Run",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -16,22 +16,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ensemblekit import decomposition, metrics, runs, spec_reader
-from ensemblekit.data import load_data
-from ensemblekit.decomposition import Decomposition
-from ensemblekit.ensemble import Ensemble
-from ensemblekit.errors import NumericError
-from ensemblekit.given import Given
-from ensemblekit.losses import Loss
-from ensemblekit.members import build_member
-from ensemblekit.objectives import Objective
-from ensemblekit.plugin import Dataset, Method, Model
-from ensemblekit.progress import Progress, choose_progress
-from ensemblekit.registry import PluginInfo, Registry, discover
-from ensemblekit.run_directory import RunDirectory
-from ensemblekit.runs import Run, free_directory, load_ensemble, resume_run, run_spec, train_run
-from ensemblekit.spec import DEFAULT_LOSS, Spec
-from ensemblekit.spec_reader import build_plugin
+from ensemblekit.core import decomposition, metrics
+from ensemblekit.core.decomposition import Decomposition
+from ensemblekit.core.errors import NumericError
+from ensemblekit.core.losses import Loss
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import Dataset, Method, Model
+from ensemblekit.core.registry import PluginInfo, Registry, discover
+from ensemblekit.data.in_memory import Given
+from ensemblekit.data.loading import load_data
+from ensemblekit.display.progress import Progress, choose_progress
+from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.members.build import build_member
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.spec import reader as spec_reader
+from ensemblekit.spec.reader import build_plugin
+from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
+from ensemblekit.training import runs
+from ensemblekit.training.runs import Run, free_directory, load_ensemble, resume_run, run_spec, train_run
 
 MethodLike = Method | str | Mapping[str, Any]
 LossLike = Loss | str | Mapping[str, Any]

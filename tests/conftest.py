@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from places import TOY_PLUGINS
+from helpers.places import TOY_PLUGINS
 
-from ensemblekit.registry import Registry, discover
+from ensemblekit.core.registry import Registry, discover
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ensemblekit.bench.running import AutoChoice, Entry, Result
+from ensemblekit.bench.measurement import AutoChoice, Entry, Result
 
 TABLE_COLUMNS = ("contestant", "ms per step", "± ms", "against naive", "peak memory", "of GEMM peak")
 CSV_COLUMNS = (

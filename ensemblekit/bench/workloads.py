@@ -12,17 +12,17 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from ensemblekit.data import Batch
+from ensemblekit.core.errors import UsageError, choices
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import DataInfo
+from ensemblekit.core.registry import discover
+from ensemblekit.core.seeds import generator
+from ensemblekit.data.in_memory import Given
+from ensemblekit.data.loading import Batch
 from ensemblekit.engines import Settings, Slot
-from ensemblekit.errors import UsageError, choices
-from ensemblekit.given import Given
-from ensemblekit.objectives import Objective
-from ensemblekit.plugin import DataInfo
-from ensemblekit.registry import discover
-from ensemblekit.seeding import generator
-from ensemblekit.spec import Spec
-from ensemblekit.spec_reader import load_spec
-from ensemblekit.training_members import TrainingMembers
+from ensemblekit.members.growing import TrainingMembers
+from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.sections import Spec
 
 SEED = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensemblekit.cores import num_cores
+from ensemblekit.core.threads import num_cores
 from ensemblekit.engines.base import Engine, Settings, Slot
 from ensemblekit.engines.sequential import SequentialEngine
 from ensemblekit.engines.stacked import StackedEngine

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.data import Batch
-from ensemblekit.memory import keep_freed_memory
-from ensemblekit.objectives import Objective
-from ensemblekit.plugin import Model
+from ensemblekit.core.memory import keep_freed_memory
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import Model
+from ensemblekit.data.loading import Batch
 
 COUNTERS = {"step", "mu_product", "eta", "mu"}
 """What torch's optimizers keep once for a parameter and not for each of its elements."""

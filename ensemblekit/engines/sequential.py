@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.data import Batch
+from ensemblekit.core.objective import Objective
+from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine, Settings, Slot, added, at_least_float32, sent_back
-from ensemblekit.engines.flat import Parameters, clipped
-from ensemblekit.noise import noise_layers, outputs_of_passes, set_noise_step
-from ensemblekit.objectives import Objective
+from ensemblekit.members.flat_parameters import Parameters, clipped
+from ensemblekit.members.stochastic import noise_layers, outputs_of_passes, set_noise_step
 
 
 class MemberRunner:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.data import Batch
+from ensemblekit.core.objective import Objective
+from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import (
     COUNTERS,
     Engine,
@@ -23,10 +24,9 @@ from ensemblekit.engines.base import (
     at_least_float32,
     sent_back,
 )
-from ensemblekit.engines.flat import Parameters, clipped
-from ensemblekit.engines.stacking import StackedNetwork
-from ensemblekit.noise import Noise, first_call, first_call_of_pass, noise_layers, noise_of_pass
-from ensemblekit.objectives import Objective
+from ensemblekit.engines.stacked_layers import StackedNetwork
+from ensemblekit.members.flat_parameters import Parameters, clipped
+from ensemblekit.members.stochastic import Noise, first_call, first_call_of_pass, noise_layers, noise_of_pass
 
 
 class Cohort:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.cores import Cores, one_thread
-from ensemblekit.data import Batch
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.threads import Cores, one_thread
+from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Settings, Slot, at_least_float32
 from ensemblekit.engines.sequential import MemberRunner, SequentialEngine
-from ensemblekit.inference import ReadyMember
-from ensemblekit.objectives import Objective
+from ensemblekit.members.folding import ReadyMember
 
 
 class ThreadedEngine(SequentialEngine):

@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from ensemblekit.atomic import replacing, write_errors
-from ensemblekit.errors import UsageError
-from ensemblekit.registry import GROUPS, Registry
+from ensemblekit.core.errors import UsageError
+from ensemblekit.core.registry import GROUPS, Registry
+from ensemblekit.runs.atomic import replacing, write_errors
 from ensemblekit.scaffold.names import Names, check_free
 
 SUMMARIES = {

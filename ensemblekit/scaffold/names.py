@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Self
 
-from ensemblekit.errors import UsageError
-from ensemblekit.plugin import snake_case
-from ensemblekit.registry import Registry
+from ensemblekit.core.errors import UsageError
+from ensemblekit.core.plugin import snake_case
+from ensemblekit.core.registry import Registry
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*")
 

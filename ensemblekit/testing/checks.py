@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.cores import one_thread
-from ensemblekit.errors import EnsemblekitError, Problem
-from ensemblekit.plugin import Plugin
-from ensemblekit.spec import Spec
+from ensemblekit.core.errors import EnsemblekitError, Problem
+from ensemblekit.core.plugin import Plugin
+from ensemblekit.core.threads import one_thread
+from ensemblekit.spec.sections import Spec
 
 
 class ContractError(AssertionError):

@@ -7,13 +7,13 @@ from contextlib import redirect_stdout
 
 from pydantic import ValidationError
 
-from ensemblekit.errors import EnsemblekitError, UsageError
-from ensemblekit.losses import Loss
-from ensemblekit.parameters import parameters
-from ensemblekit.plugin import Dataset, Extension, Method, Model, Plugin
+from ensemblekit.core.errors import EnsemblekitError, UsageError
+from ensemblekit.core.losses import Loss
+from ensemblekit.core.parameters import parameters
+from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin
 from ensemblekit.testing.checks import Check, CheckResult
+from ensemblekit.testing.common import common_checks
 from ensemblekit.testing.dataset import dataset_checks
-from ensemblekit.testing.documented import common_checks
 from ensemblekit.testing.extension import extension_checks
 from ensemblekit.testing.loss import loss_checks
 from ensemblekit.testing.method import method_checks

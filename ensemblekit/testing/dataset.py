@@ -10,12 +10,12 @@ from functools import cached_property, partial
 
 import torch
 
-from ensemblekit.data import Data, load_data
-from ensemblekit.errors import DataError
-from ensemblekit.plugin import Dataset, Splits
+from ensemblekit.core.errors import DataError
+from ensemblekit.core.plugin import Dataset, Splits
+from ensemblekit.data.loading import Data, load_data
 from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at, takes
 from ensemblekit.testing.offline import empty_machine, no_network
-from ensemblekit.testing.samples_in_common import shared_samples
+from ensemblekit.testing.overlap import shared_samples
 
 SEED = 3
 BATCH_SIZE = 7

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ensemblekit.hooks import HOOK_ARGUMENTS, implemented_hooks
-from ensemblekit.plugin import Extension
-from ensemblekit.progress import Progress
-from ensemblekit.registry import Registry
-from ensemblekit.runs import resume_run, train_run
-from ensemblekit.spec import Spec
+from ensemblekit.core.hooks import HOOK_ARGUMENTS, implemented_hooks
+from ensemblekit.core.plugin import Extension
+from ensemblekit.core.registry import Registry
+from ensemblekit.display.progress import Progress
+from ensemblekit.spec.sections import Spec
 from ensemblekit.testing.checks import Check, ContractError, look_at
-from ensemblekit.testing.documented import hooks_are_known
-from ensemblekit.testing.tiny import CopyAfter, empty_directory, registry_with, tiny_spec, trained_tensors
+from ensemblekit.testing.common import hooks_are_known
+from ensemblekit.testing.toy_run import CopyAfter, empty_directory, registry_with, tiny_spec, trained_tensors
+from ensemblekit.training.runs import resume_run, train_run
 
 CHANGING = HOOK_ARGUMENTS.keys() - {"epoch_started", "epoch_finished", "run_finished"}
 """The hooks whose answers change what is trained or predicted."""

@@ -7,10 +7,10 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from ensemblekit.losses import Loss
-from ensemblekit.seeding import generator
+from ensemblekit.core.losses import Loss
+from ensemblekit.core.seeds import generator
 from ensemblekit.testing.checks import Check, ContractError, difference, form, look_at, on_meta_too
-from ensemblekit.testing.constants import derivatives
+from ensemblekit.testing.numeric_gradients import derivatives
 
 MEMBERS, BATCH, CLASSES = 2, 4, 3
 STEP = 1e-3

@@ -10,15 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ensemblekit.hooks import implemented_hooks
-from ensemblekit.plugin import Method
-from ensemblekit.seeding import generator
+from ensemblekit.core.hooks import implemented_hooks
+from ensemblekit.core.plugin import Method
+from ensemblekit.core.seeds import generator
 from ensemblekit.testing.checks import Check, ContractError, asked_gently, difference, form, look_at, on_meta_too
-from ensemblekit.testing.constants import derivatives
-from ensemblekit.testing.documented import hooks_are_known
-from ensemblekit.testing.method_bench import BATCH, HOOKS_THAT_ANSWER, MethodBench
-from ensemblekit.testing.method_rare_hooks import RARE_HOOK_CHECKS
-from ensemblekit.testing.method_runs import RUN_CHECKS
+from ensemblekit.testing.common import hooks_are_known
+from ensemblekit.testing.method_fixture import BATCH, HOOKS_THAT_ANSWER, MethodBench
+from ensemblekit.testing.method_hooks import RARE_HOOK_CHECKS
+from ensemblekit.testing.method_training import RUN_CHECKS
+from ensemblekit.testing.numeric_gradients import derivatives
 
 ROUNDING = 1e-9
 """What sums in another order may differ by in float64."""
@@ -127,7 +127,7 @@ def answered(bench: MethodBench) -> None:
             "at least one hook",
             f"none, and nothing that asks for {without_use[0]}",
             look_at(bench.method_class),
-            "implement hooks of ensemblekit.hookspecs with @hookimpl, such as member_loss",
+            "implement hooks of ensemblekit.core.hookspecs with @hookimpl, such as member_loss",
         )
     for hook in bench.hooks(HOOKS_THAT_ANSWER):
         if all(answer is None for answer in bench.answers(hook)) and not bench.means_none(hook):

@@ -11,13 +11,13 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.errors import EnsemblekitError, Problem
-from ensemblekit.members import build_member
-from ensemblekit.plugin import Model
-from ensemblekit.seeding import generator
+from ensemblekit.core.errors import EnsemblekitError, Problem
+from ensemblekit.core.plugin import Model
+from ensemblekit.core.seeds import generator
+from ensemblekit.members.build import build_member
 from ensemblekit.testing.checks import Check, ContractError, difference, form, innermost, look_at, problems_of, takes
-from ensemblekit.testing.tiny import registry_with, tiny_spec
-from ensemblekit.testing.ways_of_running import ROUGH, WAYS
+from ensemblekit.testing.execution_modes import ROUGH, WAYS
+from ensemblekit.testing.toy_run import registry_with, tiny_spec
 
 BATCH = 6
 """Enough that batch norms of tiny images are not all rounding."""

@@ -41,7 +41,7 @@ class _Named(pytest.Collector):
 
 
 def _items(root: pytest.Collector, text: str) -> Iterator[pytest.Item]:
-    from ensemblekit.errors import EnsemblekitError
+    from ensemblekit.core.errors import EnsemblekitError
     from ensemblekit.testing.contracts import contract
     from ensemblekit.testing.targets import find_targets, make
 

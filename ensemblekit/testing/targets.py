@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemblekit.errors import UsageError, did_you_mean
-from ensemblekit.given import Given
-from ensemblekit.losses import Loss
-from ensemblekit.parameters import parameters
-from ensemblekit.plugin import Dataset, Extension, Method, Model, Plugin
-from ensemblekit.registry import PluginInfo, Registry, discover
-from ensemblekit.spec_reader import build_plugin
+from ensemblekit.core.errors import UsageError, did_you_mean
+from ensemblekit.core.losses import Loss
+from ensemblekit.core.parameters import parameters
+from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin
+from ensemblekit.core.registry import PluginInfo, Registry, discover
+from ensemblekit.data.in_memory import Given
+from ensemblekit.spec.reader import build_plugin
 
 BASES: dict[str, type[Plugin]] = {base.kind: base for base in (Method, Model, Dataset, Loss, Extension)}
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ensemblekit as ek
-from ensemblekit.bench.apart import Apart
-from ensemblekit.bench.contests import contest_of, naive_loop
-from ensemblekit.bench.measuring import Timing, interleaved
+from ensemblekit.bench.contestants import contest_of, naive_loop
+from ensemblekit.bench.subprocesses import Apart
+from ensemblekit.bench.timing import Timing, interleaved
 from ensemblekit.bench.workloads import SEED, Workload
 from ensemblekit.engines import ENGINES, Engine
-from ensemblekit.training_members import TrainingMembers
+from ensemblekit.members.growing import TrainingMembers
 
 CPU = torch.device("cpu")
 NOISE_IN_POINTS = 3.0

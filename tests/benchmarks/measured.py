@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fitting import CPU, chosen_engine
 
-from ensemblekit.bench.contests import NAIVE, contest_of, naive_apart
-from ensemblekit.bench.measuring import Timing, interleaved
+from ensemblekit.bench.contestants import NAIVE, contest_of, naive_apart
+from ensemblekit.bench.timing import Timing, interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
 
 

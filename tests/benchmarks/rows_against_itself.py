@@ -9,11 +9,11 @@ from dataclasses import replace
 from fitting import CPU, chosen_engine
 from measured import Measured, Options, Row, workload
 
-from ensemblekit.bench.contests import NAIVE, contest_of
-from ensemblekit.bench.measuring import interleaved
-from ensemblekit.bench.memory import peak_memory
+from ensemblekit.bench.contestants import NAIVE, contest_of
+from ensemblekit.bench.measurement import measure
+from ensemblekit.bench.peak_memory import peak_memory
 from ensemblekit.bench.report import MEGABYTE
-from ensemblekit.bench.running import measure
+from ensemblekit.bench.timing import interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
 
 AUTO_ROUNDS = 2

@@ -26,8 +26,8 @@ from fitting import (
 from measured import Measured, Options, Row, against_naive, duel, faster, workload
 
 import ensemblekit as ek
-from ensemblekit.bench.contests import NAIVE, OURS, pipeline_contest
-from ensemblekit.bench.measuring import interleaved
+from ensemblekit.bench.contestants import NAIVE, OURS, pipeline_contest
+from ensemblekit.bench.timing import interleaved
 from ensemblekit.bench.workloads import SEED, all_workloads
 
 ROOT = Path(__file__).parent.parent.parent

@@ -15,8 +15,8 @@ from measured import Measured, Options, Row, workload
 from torch.utils.data import TensorDataset
 
 import ensemblekit as ek
-from ensemblekit.bench.contests import contest_of
-from ensemblekit.bench.measuring import interleaved
+from ensemblekit.bench.contestants import contest_of
+from ensemblekit.bench.timing import interleaved
 from ensemblekit.bench.workloads import Workload
 
 TIMES = 4

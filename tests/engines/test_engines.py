@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import ensemblekit as ek
-from ensemblekit.data import Batch
+from ensemblekit.core.objective import Objective
+from ensemblekit.data.loading import Batch
 from ensemblekit.engines import ENGINES, Settings, Slot
-from ensemblekit.members import build_members
-from ensemblekit.objectives import Objective
+from ensemblekit.members.build import build_members
 
 M, B, SHAPE, C = 4, 12, (1, 8, 8), 3
 CPU = torch.device("cpu")
@@ -33,8 +33,8 @@ RESNET = model("resnet", width=4, blocks=2)
 
 
 def method(table: dict) -> ek.Method:
-    from ensemblekit.registry import discover
-    from ensemblekit.spec_reader import build_plugin
+    from ensemblekit.core.registry import discover
+    from ensemblekit.spec.reader import build_plugin
 
     return build_plugin(ek.Method, table, discover())
 
@@ -60,7 +60,7 @@ def slots(models: list[ek.Model], frozen: tuple[int, ...] = (), dtype: torch.dty
 
 
 def settings(optimizer: str = "adabelief", **options) -> Settings:
-    from ensemblekit.optimizers import optimizer_section
+    from ensemblekit.spec.optimizers import optimizer_section
 
     build = optimizer_section(optimizer).from_table({"name": optimizer, "lr": 0.01}).build
     return Settings(CPU, build, **options)
@@ -118,7 +118,7 @@ def frozen_by(objective: Objective) -> tuple[int, ...]:
 
 
 def _loss() -> ek.Loss:
-    from ensemblekit.losses import CrossEntropy
+    from ensemblekit.core.losses import CrossEntropy
 
     return CrossEntropy()
 

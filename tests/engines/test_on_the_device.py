@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import ensemblekit as ek
-from ensemblekit import trainer as training
-from ensemblekit.data import load_data
+from ensemblekit.data.loading import load_data
+from ensemblekit.display.progress import Progress
 from ensemblekit.engines import ENGINES
-from ensemblekit.interruption import StopRequest
-from ensemblekit.progress import Progress
-from ensemblekit.trainer import Trainer
+from ensemblekit.training import trainer as training
+from ensemblekit.training.interruption import StopRequest
+from ensemblekit.training.trainer import Trainer
 
 READERS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
 METHODS = [

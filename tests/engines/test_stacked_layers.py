@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.engines.stacking import StackedNetwork
-from ensemblekit.noise import noise_layers, set_noise_step, with_own_noise
+from ensemblekit.engines.stacked_layers import StackedNetwork
+from ensemblekit.members.stochastic import noise_layers, set_noise_step, with_own_noise
 
 K, B = 3, 6
 

@@ -27,12 +27,12 @@ from torch.nn import functional
 
 import ensemblekit as ek
 from ensemblekit import Method, hookimpl
-from ensemblekit.data import Batch
+from ensemblekit.core.errors import PluginError
+from ensemblekit.core.losses import CrossEntropy
+from ensemblekit.core.objective import Objective
+from ensemblekit.data.loading import Batch
 from ensemblekit.engines import Slot
-from ensemblekit.errors import PluginError
-from ensemblekit.losses import CrossEntropy
-from ensemblekit.noise import Noise
-from ensemblekit.objectives import Objective
+from ensemblekit.members.stochastic import Noise
 
 EPSILON, RATE = 0.05, 0.01
 ADVERSARIAL = {"name": "adversarial", "epsilon": EPSILON}

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 import ensemblekit as ek
-from ensemblekit.given import Given
-from ensemblekit.plugin import Plugin
-from ensemblekit.registry import GROUPS, discover
+from ensemblekit.core.plugin import Plugin
+from ensemblekit.core.registry import GROUPS, discover
+from ensemblekit.data.in_memory import Given
 from ensemblekit.testing import contract
 
 OTHER_PARAMETERS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 
-import broken_methods
 import pytest
-from broken_methods import FAULTS, GOOD, RESUMES, Good
+from helpers import broken_methods
+from helpers.broken_methods import FAULTS, GOOD, RESUMES, Good
 
 from ensemblekit.testing import contract
 

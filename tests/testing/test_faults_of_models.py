@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from broken_models import ACCEPTED, FAULTS, NOT_BUILT, GoodModel, TakesNothing, works
+from helpers.broken_models import ACCEPTED, FAULTS, NOT_BUILT, GoodModel, TakesNothing, works
 
 from ensemblekit.testing import contract, run_contract
-from ensemblekit.testing.documented import common_checks
+from ensemblekit.testing.common import common_checks
 
 
 @pytest.mark.parametrize(("broken", "failing", "parts"), FAULTS, ids=[broken.__name__ for broken, _, _ in FAULTS])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from broken_others import FAULTS, GOOD, OFFLINE
+from helpers.broken_others import FAULTS, GOOD, OFFLINE
 
 from ensemblekit.testing import contract, run_contract
-from ensemblekit.testing.documented import common_checks
+from ensemblekit.testing.common import common_checks
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_a_good_one_passes_and_every_check_of_its_kind_has_been_seen_to_fail(goo
 
 
 def test_a_data_set_without_its_files_is_only_asked_what_it_says_of_that():
-    from broken_others import SaysNotWhere
+    from helpers.broken_others import SaysNotWhere
 
     assert OFFLINE in {check.name for check in contract(SaysNotWhere)}
     assert len(contract(SaysNotWhere)) == len(common_checks(SaysNotWhere())) + 1

@@ -5,24 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import broken_methods
 import pytest
 import torch
-from broken_methods import Crashes, FirstSampleOnly, Good
+from helpers import broken_methods
+from helpers.broken_methods import Crashes, FirstSampleOnly, Good
 from torch import Tensor
 
 from ensemblekit import DataInfo, Loss, UsageError, hookimpl
-from ensemblekit.losses import CrossEntropy
-from ensemblekit.plugin import Model
+from ensemblekit.core.losses import CrossEntropy
+from ensemblekit.core.plugin import Model
 from ensemblekit.testing import Check, CheckResult, ContractError, contract, run_contract
-from ensemblekit.testing.constants import derivatives
-from ensemblekit.testing.samples_in_common import shared_samples
+from ensemblekit.testing.numeric_gradients import derivatives
+from ensemblekit.testing.overlap import shared_samples
 
 pytest_plugins = ["pytester"]
 AUTHORS_TEST = """\
 import pytest
 from ensemblekit.testing import contract
-from broken_methods import {name}
+from helpers.broken_methods import {name}
 
 @pytest.mark.parametrize("check", contract({name}()), ids=str)
 def test_contract(check):
@@ -198,7 +198,7 @@ def test_pytest_starts_without_torch_and_the_kit_works_without_pytest():
     alone = (
         "import sys; sys.modules['pytest'] = None\n"
         "from ensemblekit.testing import run_contract\n"
-        "from ensemblekit.losses import MSE\n"
+        "from ensemblekit.core.losses import MSE\n"
         "assert all(result.passed for result in run_contract(MSE))"
     )
     subprocess.run([sys.executable, "-c", alone], check=True)

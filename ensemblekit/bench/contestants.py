@@ -1,0 +1,186 @@
+"""Who can do a piece of work: the loop written by hand, and every engine or class of this package that can."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+import torch
+from adabelief_pytorch import AdaBelief
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+from torchvision import transforms
+
+from ensemblekit.bench.naive_loop import NAIVE_LOSSES, NaiveLoop, naive_outputs
+from ensemblekit.bench.subprocesses import Apart
+from ensemblekit.bench.timing import count_flops
+from ensemblekit.bench.workloads import SEED, Workload
+from ensemblekit.core.seeds import generator
+from ensemblekit.data.in_memory import data_from_datasets
+from ensemblekit.engines import ENGINES, Slot, unsupported
+from ensemblekit.engines.selection import measure_engines
+from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.spec.optimizers import Optimizer, optimizer_classes
+
+NAIVE = "naive"
+OURS = "ensemblekit"
+Round = Callable[[], object]
+"""Does all steps of one round."""
+Maker = Callable[[ExitStack], Round]
+"""Gets a contestant ready; what it holds is released by the stack."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All ways to do one piece of work here."""
+
+    makers: Mapping[str, Maker]
+    """The naive way first. Each is made by itself, so that a process can hold one of them alone."""
+    cannot_run: Mapping[str, str] = field(default_factory=dict)
+    """The engines that cannot, each with the reason."""
+    flops_of_step: Callable[[], int] | None = None
+    """What one step takes at least: the arithmetic of the members that learn, or of all in inference."""
+    measure_auto: Callable[[], dict[str, float]] | None = None
+    """Does what `auto` does in a run: seconds per step of each engine it has tried."""
+
+
+def naive_apart(workload: Workload, device: torch.device) -> Apart:
+    """The naive way in a process of its own."""
+    return Apart(partial(_naive_round, workload, device))
+
+
+def _naive_round(workload: Workload, device: torch.device) -> Round:
+    return contest_of(workload, device).makers[NAIVE](ExitStack())
+
+
+def contest_of(workload: Workload, device: torch.device) -> Contest:
+    """Everybody who can do this work on this device."""
+    kinds = {"training": training_contest, "inference": inference_contest, "pipeline": pipeline_contest}
+    return kinds[workload.kind](workload, device)
+
+
+def repeated(step: Callable[[], object], steps: int) -> Round:
+    """A round: the same step, so many times."""
+
+    def work() -> None:
+        for _ in range(steps):
+            step()
+
+    return work
+
+
+def training_contest(workload: Workload, device: torch.device) -> Contest:
+    """Steps of training, by each engine."""
+    optimizer = workload.run_spec.optimizer.name
+    settings = workload.settings(device)
+    slots = workload.slots(device)
+    reasons = {name: unsupported(name, slots, settings, optimizer) for name in ENGINES}
+    batch, weights = workload.batch(device), workload.sample_weights(device)
+
+    def naive(stack: ExitStack) -> Round:
+        loop = naive_loop(workload, workload.slots(device))
+        return repeated(lambda: loop.step(batch.inputs, batch.targets, weights), workload.steps)
+
+    def engine(name: str, stack: ExitStack) -> Round:
+        running = ENGINES[name](workload.slots(device), workload.objective(), settings)
+        stack.callback(running.close)
+        steps = count()
+        rate = workload.learning_rate
+        return repeated(lambda: running.train_step(batch, weights, rate, next(steps)), workload.steps)
+
+    def flops() -> int:
+        learning = naive_loop(workload, [slot for slot in workload.slots(device) if not slot.frozen])
+        return count_flops(lambda: learning.step(batch.inputs, batch.targets, weights))
+
+    return Contest(
+        {NAIVE: naive, **{name: partial(engine, name) for name, reason in reasons.items() if reason is None}},
+        {name: reason for name, reason in reasons.items() if reason is not None},
+        flops,
+        lambda: measure_engines(slots, workload.objective(), settings, optimizer, batch, weights),
+    )
+
+
+def naive_loop(workload: Workload, slots: list[Slot]) -> NaiveLoop:
+    """The loop written by hand over the networks of these slots; kept copies are run and do not learn."""
+    for slot in slots:
+        slot.network.train(not slot.frozen).requires_grad_(not slot.frozen)
+    networks = [slot.network for slot in slots]
+    return NaiveLoop(networks, NAIVE_LOSSES[workload.naive], partial(published_optimizer, workload.run_spec.optimizer))
+
+
+def published_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """The optimizer as its package has it and one would write it, not as engines build it."""
+    optimizer_class = AdaBelief if optimizer.name == "adabelief" else optimizer_classes()[optimizer.name]
+    with redirect_stdout(None):  # AdaBelief prints its settings
+        built: torch.optim.Optimizer = optimizer_class(parameters, **optimizer.model_dump(exclude={"name"}))
+    return built
+
+
+def inference_contest(workload: Workload, device: torch.device) -> Contest:
+    """Predictions of a trained ensemble."""
+    inputs = workload.batch(device).inputs
+    predicting = torch.inference_mode()
+
+    def naive(stack: ExitStack) -> Round:
+        networks = [slot.network.eval() for slot in workload.slots(device)]
+        return predicting(repeated(lambda: naive_outputs(networks, inputs), workload.steps))
+
+    def ours(stack: ExitStack) -> Round:
+        networks = [slot.network for slot in workload.slots(device)]
+        ensemble = Ensemble(networks, workload.run_spec, workload.info).eval()
+        return predicting(repeated(lambda: ensemble(inputs), workload.steps))
+
+    def flops() -> int:
+        networks = [slot.network.eval() for slot in workload.slots(device)]
+        with torch.no_grad():
+            return count_flops(lambda: naive_outputs(networks, inputs))
+
+    return Contest({NAIVE: naive, OURS: ours}, flops_of_step=flops)
+
+
+def pipeline_contest(workload: Workload, device: torch.device, images: Tensor | None = None) -> Contest:
+    """Passes over images uint8 (N, 3, H, W), random ones by default: crop, flip and normalise, a step for a batch."""
+    if images is None:
+        shape = (workload.steps * workload.batch_size, *workload.input_shape)
+        images = torch.randint(256, shape, dtype=torch.uint8, generator=generator(SEED, "bench"))
+    samples = (images, torch.zeros(len(images), dtype=torch.int64))
+    train = data_from_datasets(
+        samples, samples, SEED, augment=("crop", "flip"), normalise=True, validation_fraction=0
+    ).train.to(device)
+    epochs = count()
+
+    def naive(stack: ExitStack) -> Round:
+        loader = DataLoader(PerImage(images), workload.batch_size, shuffle=True)
+        return lambda: deque((inputs.to(device) for inputs, _ in loader), maxlen=1)
+
+    def ours(stack: ExitStack) -> Round:
+        return lambda: deque(train.training_batches(workload.batch_size, SEED, next(epochs)), maxlen=1)
+
+    return Contest({NAIVE: naive, OURS: ours})
+
+
+class PerImage(TorchDataset[tuple[Tensor, int]]):
+    """Images that go through torchvision's transforms one by one, as its own data sets do it."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images.permute(0, 2, 3, 1).contiguous().numpy()
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomCrop(tuple(images.shape[-2:]), padding=4),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.5,) * images.shape[1], (0.25,) * images.shape[1]),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(Image.fromarray(self.images[index])), 0

@@ -1,0 +1,49 @@
+"""The generalised bias-variance decomposition of the ensemble's loss (Buschjäger et al. 2020, eq. 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ensemblekit.core.losses import Loss
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """ensemble_loss = mean_member_loss - diversity + remainder, each the mean over the samples (0-dim tensors)."""
+
+    ensemble_loss: Tensor
+    mean_member_loss: Tensor
+    diversity: Tensor
+    remainder: Tensor
+    remainder_bound: Tensor | None
+    """At least \\|remainder\\|; None if the loss knows no bound on its third derivative."""
+
+
+def quadratic_diversity(outputs: Tensor, center: Tensor, target: Tensor, loss: Loss) -> Tensor:
+    """½ dᵀ D d (M, B) for each member: outputs (M, B, C), d = outputs - center, D the Hessian at `center` (B, C)."""
+    return 0.5 * loss.quadratic_form(center, target, outputs - center)
+
+
+def decompose(outputs: Tensor, target: Tensor, loss: Loss) -> Decomposition:
+    """The four terms of eq. 3 for member outputs (M, B, C), and the bound on the remainder.
+
+    The centre is the mean of the outputs whatever a method combines by: only there the linear term vanishes.
+    """
+    center = outputs.mean(dim=0)
+    ensemble_loss = loss(center, target)
+    mean_member_loss = loss(outputs, target).mean(dim=0)
+    diversity = quadratic_diversity(outputs, center, target, loss).mean(dim=0)
+    third = loss.third_derivative_bound(center.expand_as(outputs), outputs, target)
+    bound = None
+    if third is not None:
+        # Taylor's remainder: |R_i| ≤ 1/6 · max|l'''| · ‖d_i‖₁³ for each member
+        bound = (third / 6 * (outputs - center).abs().sum(dim=-1) ** 3).mean()
+    return Decomposition(
+        ensemble_loss=ensemble_loss.mean(),
+        mean_member_loss=mean_member_loss.mean(),
+        diversity=diversity.mean(),
+        remainder=(ensemble_loss - mean_member_loss + diversity).mean(),
+        remainder_bound=bound,
+    )

@@ -1,0 +1,297 @@
+"""Per-sample losses. Each is a plugin of the group `ensemblekit.losses`, and anyone can add one.
+
+A loss maps outputs (..., B, C) and a target for each of the B samples to (..., B), never reduced. It must
+treat samples independently, because the diversity term takes its second directional derivative.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp
+
+from ensemblekit.core.errors import DataError, Problem
+from ensemblekit.core.plugin import DataInfo, Plugin
+
+if TYPE_CHECKING:
+    from ensemblekit.spec.sections import Spec
+
+FEW_CLASSES = 32
+"""Over fewer, a softmax is several times as fast where the samples, and not the classes, are neighbours in memory."""
+
+
+class Loss(Plugin):
+    """A per-sample loss: implement `per_sample`, and `prepare` if targets need another form than class indices."""
+
+    kind = "loss"
+    takes: ClassVar[Literal["logits", "probabilities", "values", "margins"]] = "logits"
+    """What the network's outputs mean under this loss."""
+    twice_differentiable: ClassVar[bool] = True
+    """Whether exact GNCL and the decomposition may use it."""
+
+    @abstractmethod
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The loss (..., B) of outputs (..., B, C); `target` is what `prepare` returned."""
+
+    def prepare(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The target in the form that `per_sample` takes. Default: class indices (B,)."""
+        return class_indices(outputs, target, self.name)
+
+    def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.per_sample(outputs, self.prepare(outputs, target))
+
+    def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
+        """dᵀ D d (..., B), with D the Hessian of the loss at `at` (B, C) and d the rows of `direction` (..., B, C).
+
+        This is the second derivative along d, so two nested derivatives give it for any loss in memory that
+        grows with the size of `direction`; D is never built. Forward derivatives are the cheaper ones, and
+        reverse ones serve the few functions of torch that have no others.
+        """
+        _load_forward_rules()
+        prepared = self.prepare(at, target)
+        # forward derivatives do not take tensors whose elements share memory
+        start, direction = at.expand_as(direction).contiguous(), direction.contiguous()
+
+        def value(point: Tensor) -> Tensor:
+            return self.per_sample(point, prepared)
+
+        try:
+            curvature: Tensor = jvp(lambda point: jvp(value, (point,), (direction,))[1], (start,), (direction,))[1]
+        except NotImplementedError:
+            slope = grad(lambda point: value(point).sum())
+            curvature = (grad(lambda point: (slope(point) * direction).sum())(start) * direction).sum(dim=-1)
+        return curvature
+
+    def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor | None:
+        """A bound (..., B) on every entry of the third derivative between `start` and `end`; None if none is known."""
+        return None
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Class probabilities (..., K) from outputs (..., C) of a network trained with this loss."""
+        return outputs.softmax(dim=-1)
+
+    def num_outputs(self, info: DataInfo) -> int:
+        """How many outputs a network needs for this data."""
+        return 1 if self.takes == "margins" else info.num_outputs
+
+    def check_values(self, outputs: Tensor, target: Tensor) -> None:
+        """Raise a `DataError` if a target's value makes no sense; reads the values, so not for the training step."""
+        if not target.is_floating_point() and target.ndim == 1 and outputs.shape[-1] > 1 and target.numel():
+            low, high = int(target.min()), int(target.max())
+            if low < 0 or high >= outputs.shape[-1]:
+                raise DataError(
+                    f"class indices run from {low} to {high}, but there are {outputs.shape[-1]} outputs",
+                    f'target of the loss "{self.name}"',
+                    f"give indices from 0 to {outputs.shape[-1] - 1}",
+                )
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        info = spec.data.info
+        if info is None:
+            return
+        if info.task == "regression" and self.takes != "values":
+            yield Problem("", f'"{self.name}" is for classes, but {spec.data.name} is regression', 'use loss = "mse"')
+        if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
+            yield Problem(
+                "",
+                f'"{self.name}" tells two classes apart, but {spec.data.name} has {info.num_outputs}',
+                'use loss = "cross_entropy"',
+            )
+
+
+class MSE(Loss):
+    """Half the squared distance between the outputs and the target (one-hot for classes)."""
+
+    formula = "l(z, y) = 1/2 ||z - y||^2"
+    takes = "values"
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return 0.5 * (outputs - target).square().sum(dim=-1)
+
+    def prepare(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return real_values(outputs, target, self.name)
+
+    def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
+        return direction.square().sum(dim=-1)  # the Hessian is the identity
+
+    def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        return end.new_zeros(end.shape[:-1])
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        # The minimiser of the squared error to one-hot targets is the class probability itself.
+        positive = outputs.clamp_min(torch.finfo(outputs.dtype).tiny)
+        return positive / positive.sum(dim=-1, keepdim=True)
+
+
+class NLL(Loss):
+    """Negative log-likelihood of outputs that already are probabilities."""
+
+    formula = "l(z, y) = - sum_c y_c log z_c, z probabilities"
+    takes = "probabilities"
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return -pick(outputs, target).log()
+
+    def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
+        index = self.prepare(at, target)
+        return (pick(direction, index) / pick(at, index)).square()
+
+    def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        index = self.prepare(end, target)
+        # 2 / z_c^3 is largest where z_c is smallest, which on a segment is at one of its ends
+        return 2 / torch.minimum(pick(start, index), pick(end, index)) ** 3
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+
+class CrossEntropy(Loss):
+    """Negative log-likelihood of the softmax of the outputs: the usual loss for classes."""
+
+    formula = "l(z, y) = - sum_c y_c log softmax(z)_c"
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if outputs.shape[-1] >= FEW_CLASSES:
+            return -pick(outputs.log_softmax(dim=-1), target)
+        return -pick(outputs.transpose(-1, -2).log_softmax(dim=-2).transpose(-1, -2), target)
+
+    def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
+        # dᵀ(diag(q) - qqᵀ)d is the variance of d under q, written so that it cannot turn negative
+        q = at.softmax(dim=-1)
+        mean = (q * direction).sum(dim=-1, keepdim=True)
+        return (q * (direction - mean).square()).sum(dim=-1)
+
+    def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        # q(1-q)(1-2q) at q = 1/2 ± √3/6; the paper's 1/27 is too small
+        return end.new_full(end.shape[:-1], 1 / (6 * math.sqrt(3)))
+
+
+class _MarginLoss(Loss):
+    """A loss of one output z and a target y of -1 or +1."""
+
+    takes = "margins"
+
+    def prepare(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return signs(outputs, target, self.name)
+
+    def check_values(self, outputs: Tensor, target: Tensor) -> None:
+        values = set(target.unique().tolist())
+        if not (values <= {-1, 1} or values <= {0, 1}):
+            raise DataError(
+                f"targets are {sorted(values)[:5]}",
+                f'target of the loss "{self.name}"',
+                "give -1 and +1, or the class indices 0 and 1",
+            )
+
+
+class Exponential(_MarginLoss):
+    """The exponential loss of AdaBoost, for two classes and one output."""
+
+    formula = "l(z, y) = exp(-z y), y = -1 or +1"
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (-outputs.squeeze(-1) * target).exp()
+
+    def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        # |l'''| = exp(-zy) is monotone in z, so largest at one end of the segment
+        return torch.maximum(self(start, target), self(end, target))
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return two_classes(torch.sigmoid(2 * outputs))  # Friedman, Hastie and Tibshirani 2000
+
+
+class GaussianHinge(_MarginLoss):
+    """The hinge loss smoothed by a Gaussian, for two classes and one output."""
+
+    formula = "l(z, y) = exp(-z^2) / sqrt(pi) - y z (1 + erf(-y z)), y = -1 or +1"
+
+    def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
+        z = outputs.squeeze(-1)
+        margin = target * z
+        return (-z.square()).exp() / math.sqrt(math.pi) - margin * (1 + torch.erf(-margin))
+
+    def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+        # |l'''| = (4/√π) |z| exp(-z²), largest at z = 1/√2
+        return end.new_full(end.shape[:-1], 4 / math.sqrt(2 * math.pi) * math.exp(-0.5))
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        # the expected loss is least where erf(z) = 2 P(y = +1) - 1
+        return two_classes((1 + torch.erf(outputs)) / 2)
+
+
+@cache
+def _load_forward_rules() -> None:
+    """Let torch load its rules of forward differentiation, without the warning it raises about its own torch.jit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
+
+
+def pick(outputs: Tensor, index: Tensor) -> Tensor:
+    """The output (..., B) of each sample's own class, from (..., B, C) and indices (B,)."""
+    index = index.expand(outputs.shape[:-1]).unsqueeze(-1)
+    return outputs.gather(-1, index).squeeze(-1)
+
+
+def two_classes(positive: Tensor) -> Tensor:
+    """Probabilities (..., 2) of the classes -1 and +1, from that of +1 (..., 1)."""
+    return torch.cat([1 - positive, positive], dim=-1)
+
+
+def class_indices(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
+    """The target as int64 class indices (B,), if it has that form."""
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool or target.ndim != 1:
+        raise _wrong_target(target, loss_name, "class indices: integers of shape (B,)")
+    _check_batch(outputs, target, loss_name)
+    return target.long()
+
+
+def real_values(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
+    """The target as real values (B, C); class indices become one-hot."""
+    _check_batch(outputs, target, loss_name)
+    num_outputs = outputs.shape[-1]
+    if target.ndim == 1 and num_outputs == 1:
+        target = target.unsqueeze(-1)
+    elif target.ndim == 1 and not target.is_floating_point():
+        # compared and not scattered, so that it also runs under vmap and on the meta device
+        target = target.unsqueeze(-1) == torch.arange(num_outputs, device=target.device)
+    if target.ndim != 2 or target.shape[-1] != num_outputs:
+        raise _wrong_target(
+            target, loss_name, f"real values of shape (B, {num_outputs}) or class indices: integers of shape (B,)"
+        )
+    return target.to(outputs.dtype)
+
+
+def signs(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
+    """The target as -1 and +1 of shape (B,), from these or from the class indices 0 and 1."""
+    _check_batch(outputs, target, loss_name)
+    if outputs.shape[-1] != 1:
+        raise DataError(
+            f"{outputs.shape[-1]} outputs", f'the loss "{loss_name}"', "it takes a network with exactly one output"
+        )
+    if target.ndim == 2 and target.shape[-1] == 1:
+        target = target.squeeze(-1)
+    if target.ndim != 1:
+        raise _wrong_target(target, loss_name, "-1 and +1 (or the class indices 0 and 1) of shape (B,)")
+    return torch.where(target > 0, 1.0, -1.0).to(outputs.dtype)
+
+
+def _check_batch(outputs: Tensor, target: Tensor, loss_name: str) -> None:
+    if target.ndim == 0 or outputs.ndim < 2 or target.shape[0] != outputs.shape[-2]:
+        raise DataError(
+            f"outputs {tuple(outputs.shape)} and targets {tuple(target.shape)} do not belong together",
+            f'the loss "{loss_name}"',
+            "give outputs (B, C) or (M, B, C) and one target for each of the B samples",
+        )
+
+
+def _wrong_target(target: Tensor, loss_name: str, expected: str) -> DataError:
+    got = f"{str(target.dtype).removeprefix('torch.')} of shape {tuple(target.shape)}"
+    return DataError(f"the target is {got}", f'the loss "{loss_name}"', f"expected {expected}")

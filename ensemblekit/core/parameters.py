@@ -1,0 +1,109 @@
+"""What the fields of a section mean, in words: for error messages, `inspect` and TOML snippets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from ensemblekit.core.errors import Problem, choices, did_you_mean
+from ensemblekit.core.plugin import Section
+
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a plugin, as `inspect` shows it; a default of None means "required" or "left out"."""
+
+    name: str
+    type: str
+    default: Any
+    required: bool
+    allowed: str
+    description: str
+
+
+def parameters(section: type[Section]) -> list[Parameter]:
+    """All parameters of a section, in the order of its fields."""
+    required = section.model_json_schema(by_alias=True).get("required", [])
+    return [
+        Parameter(
+            name=name,
+            type=_type(schema),
+            default=schema.get("default"),
+            required=name in required,
+            allowed=allowed_values(schema),
+            description=schema.get("description", ""),
+        )
+        for name, schema in _schemas(section).items()
+    ]
+
+
+@cache
+def _schemas(section: type[Section]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each field by the field's name in TOML."""
+    schemas: dict[str, dict[str, Any]] = section.model_json_schema(by_alias=True).get("properties", {})
+    return schemas
+
+
+def allowed_values(schema: dict[str, Any]) -> str:
+    """What a field's JSON schema allows, as a person would say it: `number ≥ 0 and ≤ 1`."""
+    if "anyOf" in schema:
+        return " or ".join(allowed_values(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
+    if literals := _literals(schema):
+        return ", ".join(toml_value(value) for value in literals)
+    if schema.get("type") == "array":
+        items = schema.get("items") or {"anyOf": schema.get("prefixItems", [{}])}
+        return f"list of {allowed_values(items)}"
+    bounds = " and ".join(f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema)
+    return f"{_type(schema)} {bounds}".strip()
+
+
+def _literals(schema: dict[str, Any]) -> list[Any]:
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", []))
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"] if choice.get("type") != "null"))
+    words = {"object": "table", "array": "list", "boolean": "true or false"}
+    return words.get(schema.get("type", "any"), str(schema.get("type", "any")))
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it, on one line."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def short(value: Any) -> str:
+    """A value for an error message, cut where it gets long."""
+    text = repr(value) if len(str(type(value))) < 100 else "?"
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def readable(
+    error: ValidationError, section: type[Section], path: str, more_keys: Sequence[str] = ()
+) -> Iterable[Problem]:
+    """Pydantic's errors as problems that name the key in TOML, the value and what is allowed."""
+    schemas = _schemas(section)
+    for detail in error.errors(include_url=False):
+        location = [str(part) for part in detail["loc"]]
+        key = location[0] if location else ""
+        where = ".".join([path, *location])
+        allowed = f"allowed: {allowed_values(schemas[key])}" if key in schemas else ""
+        if detail["type"] == "extra_forbidden":
+            yield Problem(where, "unknown key", choices(key, [*schemas, *more_keys]))
+        elif detail["type"] == "missing":
+            yield Problem(where, "missing", allowed)
+        else:
+            value = detail["input"]
+            message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            near = did_you_mean(value, _literals(schemas.get(key, {}))) if isinstance(value, str) else ""
+            yield Problem(where, f"{short(value)} {message}" if key else message, f"{near} {allowed}".strip())

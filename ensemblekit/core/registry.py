@@ -1,0 +1,270 @@
+"""Finds plugins by their entry points. Listing imports nothing; only what is used is imported.
+
+`discover()` returns a registry; there is no global one. A plugin that cannot be imported is an error only
+for whoever uses it, and two plugins of one name are an error that names both packages.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemblekit.core.errors import PluginError, UsageError, did_you_mean
+from ensemblekit.core.faults import one_line
+
+if TYPE_CHECKING:
+    from ensemblekit.core.plugin import Plugin
+
+GROUPS = {
+    "method": "ensemblekit.methods",
+    "model": "ensemblekit.models",
+    "dataset": "ensemblekit.datasets",
+    "loss": "ensemblekit.losses",
+    "extension": "ensemblekit.extensions",
+}
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """One registered plugin; nothing of it is imported until `load` or `error` is asked for."""
+
+    kind: str
+    name: str
+    target: str
+    """Where the class is: `module:Class`."""
+    package: str
+    """The distribution that it comes with, or the path of a local file."""
+    version: str
+    rivals: tuple[str, ...] = ()
+    """Other packages that register the same name, which makes the name unusable."""
+    local_class: type[Plugin] | None = None
+
+    @property
+    def description(self) -> str:
+        """The first line of the class's docstring, read from its source without importing it; "" if not found."""
+        docstring = _static_docstring(self.target) if self.local_class is None else inspect.getdoc(self.local_class)
+        return (docstring or "").strip().partition("\n")[0]
+
+    @property
+    def origin(self) -> str:
+        """Package and version, as a person reads them."""
+        return f"{self.package} {self.version}".strip()
+
+    def load(self) -> type[Plugin]:
+        """Import the plugin's class and check that it is one of its kind and implements real hooks."""
+        if self.rivals:
+            packages = ", ".join(sorted((self.package, *self.rivals)))
+            raise PluginError(
+                f'{len(self.rivals) + 1} plugins are registered as {self.kind} "{self.name}"',
+                f"by {packages}",
+                self._how_to_choose(),
+            )
+        return self.local_class or _load_class(self)
+
+    def _how_to_choose(self) -> str:
+        files = [package for package in (self.package, *self.rivals) if package.endswith(".py")]
+        if files:
+            return f"give the class in {files[0]} another name"
+        return f"uninstall all but one: pip uninstall {self.rivals[0]}, say"
+
+    @property
+    def error(self) -> str | None:
+        """Why the plugin cannot be used, or None if it can; imports it."""
+        try:
+            self.load()
+        except PluginError as error:
+            return str(error)
+        return None
+
+
+class Registry:
+    """The plugins that are installed, and those of local files given by hand."""
+
+    def __init__(self, plugins: Iterable[PluginInfo]) -> None:
+        by_name: dict[str, dict[str, PluginInfo]] = {kind: {} for kind in GROUPS}
+        for info in sorted(plugins, key=lambda info: (info.kind, info.name, info.package)):
+            first = by_name[info.kind].get(info.name)
+            if first is not None:
+                rivals = (*first.rivals, info.package)
+                info = PluginInfo(first.kind, first.name, first.target, first.package, first.version, rivals)
+            by_name[info.kind][info.name] = info
+        self._by_name = by_name
+
+    def plugins(self, kind: str) -> Mapping[str, PluginInfo]:
+        """All plugins of one kind by name."""
+        return self._by_name[kind]
+
+    def find(self, name: str) -> list[PluginInfo]:
+        """The plugins of that name, of whatever kind."""
+        return [plugins[name] for plugins in self._by_name.values() if name in plugins]
+
+    def get(self, kind: str, name: str, package: str | None = None) -> PluginInfo:
+        """One plugin; `package` is where it is known to have come from, for the error if it is not there."""
+        if name in self._by_name[kind]:
+            return self._by_name[kind][name]
+        if package is not None:
+            fix = f"add --plugin {package}" if package.endswith(".py") else f"pip install {package}"
+        elif not re.fullmatch(r"[\w-]+", name):
+            fix = f"give a plugin's short name, not a path or an import: ensemblekit list {_plural(kind)}"
+        else:
+            near = did_you_mean(name, self._by_name[kind])
+            fix = f"{near} ensemblekit list {_plural(kind)} shows all that are installed".strip()
+        raise PluginError(f'"{name}" is not a registered {kind}', fix=fix)
+
+    def __iter__(self) -> Iterator[PluginInfo]:
+        for plugins in self._by_name.values():
+            yield from plugins.values()
+
+
+def _plural(kind: str) -> str:
+    return GROUPS[kind].rpartition(".")[2]
+
+
+def discover(files: Iterable[str | Path] = ()) -> Registry:
+    """A registry of everything installed plus the plugin classes of the given local Python files."""
+    installed = (
+        _from_entry_point(kind, entry_point)
+        for kind, group in GROUPS.items()
+        for entry_point in entry_points(group=group)
+    )
+    local = [info for file in files for info in load_file(file)]
+    return Registry([*(info for info in installed if not any(_same_source(info, own) for own in local)), *local])
+
+
+def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:
+    """Whether a local file is the very one that an installed plugin comes from, and so stands in for it."""
+    if (installed.kind, installed.name) != (local.kind, local.name):
+        return False
+    module = _find_module(installed.target.partition(":")[0])
+    source = Path(module.origin) if module is not None and module.origin else None
+    return source is not None and source.is_file() and source.samefile(local.package)
+
+
+def _from_entry_point(kind: str, entry_point: EntryPoint) -> PluginInfo:
+    package, version = (entry_point.dist.name, entry_point.dist.version) if entry_point.dist else ("unknown", "")
+    return PluginInfo(kind, entry_point.name, entry_point.value, package, version)
+
+
+@cache
+def _load_class(info: PluginInfo) -> type[Plugin]:
+    entry_point = EntryPoint(info.name, info.target, GROUPS[info.kind])
+    try:
+        loaded = entry_point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything on import, SystemExit included, and hurts only itself
+        raise PluginError(
+            f'{info.kind} "{info.name}" cannot be imported: {_said(error)}',
+            f"{info.target} of {info.origin}",
+            f"mend or update it, or remove it: pip uninstall {info.package}",
+        ) from error
+    return _checked(loaded, info.kind, info.name, f"{info.target} of {info.origin}")
+
+
+def _checked(loaded: object, kind: str, name: str, where: str) -> type[Plugin]:
+    from ensemblekit.core.hooks import verify_hooks, verify_overrides
+    from ensemblekit.core.plugin import Plugin
+
+    if not (isinstance(loaded, type) and issubclass(loaded, Plugin) and loaded.kind == kind):
+        raise PluginError(
+            f'{kind} "{name}" is not a class of that kind', where, f"derive it from ensemblekit.{kind.title()}"
+        )
+    if loaded.__abstractmethods__:
+        missing = ", ".join(sorted(loaded.__abstractmethods__))
+        fix = f"define it, as ensemblekit.{kind.title()} declares it"
+        raise PluginError(f'{kind} "{name}" does not define {missing}()', where, fix)
+    if loaded.__init__ is not Plugin.__init__:
+        fix = 'declare what it takes as fields: strength: float = Field(1.0, description="…")'
+        raise PluginError(f'{kind} "{name}" defines __init__(), which a plugin cannot', where, fix)
+    verify_overrides(loaded, name)
+    verify_hooks(loaded, name)
+    return loaded
+
+
+def _said(error: BaseException) -> str:
+    """What was raised on import, and where in the source."""
+    what = f"{error.msg}, line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {one_line(what)}"
+
+
+def load_file(file: str | Path) -> list[PluginInfo]:
+    """The plugin classes of one Python file; each is named after its class (`SoftMin` → `soft_min`)."""
+    from ensemblekit.core.plugin import Plugin, snake_case
+
+    path = Path(file)
+    if path.suffix == ".py" and not path.exists():
+        raise UsageError("no such file", str(file), "give the path of a .py file with plugin classes")
+    if path.suffix != ".py" or not path.is_file():
+        raise UsageError("not a Python file", str(file), "give the path of a .py file with plugin classes")
+    module_name = f"ensemblekit_local_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # pydantic looks up the names in annotations there
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"cannot be imported: {_said(error)}", str(path), "mend the file") from error
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Plugin)
+        and value.__module__ == module_name
+        and not value.__name__.startswith("_")
+        and not (value.__abstractmethods__ and value.__subclasses__())  # a base of others
+    ]
+    if not classes:
+        raise PluginError(
+            "no plugin class in it", str(path), "define a class that derives from ensemblekit.Method, Model or Dataset"
+        )
+    return [
+        PluginInfo(
+            cls.kind,
+            snake_case(cls.__name__),
+            f"{path}:{cls.__name__}",
+            str(path),
+            "",
+            local_class=_checked(cls, cls.kind, snake_case(cls.__name__), str(path)),
+        )
+        for cls in classes
+    ]
+
+
+def _static_docstring(target: str) -> str | None:
+    module, _, class_name = target.partition(":")
+    try:
+        spec = _find_module(module)
+        if spec is None or spec.origin is None:
+            return None
+        tree = ast.parse(Path(spec.origin).read_bytes())
+    except Exception:  # a description is never worth failing for: the error shows when the plugin is used
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return ast.get_docstring(node)
+    return None
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Where a module would be imported from, without importing its parent packages."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    for part in rest:
+        if spec is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec

@@ -1,0 +1,4 @@
+"""Data sets become seeded batches on a device: loading, splitting, decoding, transforms, streams.
+
+Uses `core` and `spec`. Start with `loading.py`: `load_data` turns any data set plugin into a `Data` of three splits.
+"""

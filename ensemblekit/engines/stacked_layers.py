@@ -1,0 +1,255 @@
+"""A network of one member as a function of the stacked parameters of K members: (B, …) → (K, B, C).
+
+Layers in a row (`nn.Sequential`) of the kinds below are computed for all members by one operation each. The rest is
+given to `torch.func.vmap`, which can stack nearly everything, at a higher price for each operation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from ensemblekit.members.stochastic import Dropout, noise_layers, uniform_numbers
+
+Tensors = Mapping[str, Tensor]
+"""Parameters and buffers by name, each (K, …)."""
+ELEMENTWISE = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Hardswish,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Identity,
+)
+
+
+class StackedNetwork:
+    """Runs K members at once. Its parts look at `training` of the skeleton's layers, as those do themselves."""
+
+    def __init__(self, skeleton: nn.Module) -> None:
+        self.layers: list[_Part] = []
+        for name, layer in _leaves(skeleton, ""):
+            part = _by_hand(name, layer)
+            if part is not None:
+                self.layers.append(part)
+            elif self.layers and isinstance(last := self.layers[-1], _Vmapped) and last.may_take(layer):
+                last.add(name, layer)
+            else:
+                self.layers.append(_Vmapped(name, layer))
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool = True) -> Tensor:
+        """Outputs (K, B, C) for inputs (B, …), or if they are not shared for each member's own, (K, B, …)."""
+        for layer in self.layers:
+            inputs = layer(tensors, inputs, shared)
+            shared = shared and not layer.stacks
+        return inputs
+
+    def parted(self) -> tuple[StackedNetwork, StackedNetwork]:
+        """The layers before the first that draws random numbers, and the rest."""
+        first = next((place for place, layer in enumerate(self.layers) if layer.draws), len(self.layers))
+        quiet, noisy = copy(self), copy(self)
+        quiet.layers, noisy.layers = self.layers[:first], self.layers[first:]
+        return quiet, noisy
+
+    @property
+    def stacks(self) -> bool:
+        """Whether outputs are (K, B, …) where inputs are (B, …) for all members."""
+        return any(layer.stacks for layer in self.layers)
+
+    def vmapped_layers(self) -> list[str]:
+        """The kinds of layers that are left to `torch.func.vmap`."""
+        left = [layer for part in self.layers if isinstance(part, _Vmapped) for layer in part.layers.values()]
+        return list(dict.fromkeys(type(layer).__name__.lstrip("_") for layer in left))
+
+
+def _leaves(network: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of a network in the order in which they run, as far as that is known, with their names."""
+    if type(network) is not nn.Sequential or network._forward_hooks or network._forward_pre_hooks:
+        yield name, network
+        return
+    for child, layer in network.named_children():
+        yield from _leaves(layer, f"{name}.{child}".lstrip("."))
+
+
+def _by_hand(name: str, layer: nn.Module) -> _Part | None:
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return None
+    if type(layer) in ELEMENTWISE:
+        return _Elementwise(layer)
+    if type(layer) is nn.Flatten and layer.start_dim == 1 and layer.end_dim == -1:
+        return _Flatten()
+    if type(layer) is nn.Linear:
+        return _Linear(name, layer)
+    if type(layer) is Dropout:
+        return _Dropout(name, layer)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d):
+        counts_alike = layer.track_running_stats and layer.momentum is not None
+        return _BatchNorm(name, layer) if counts_alike else None
+    return None
+
+
+class _Part(ABC):
+    """(tensors, inputs, shared) → outputs; if `shared`, inputs are (B, …) for all members, and else (K, B, …)."""
+
+    stacks: ClassVar[bool] = True
+    """Whether outputs are (K, B, …) whatever the inputs are."""
+    draws: bool = False
+    """Whether it may draw random numbers."""
+
+    @abstractmethod
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor: ...
+
+
+class _Elementwise(_Part):
+    stacks = False
+
+    def __init__(self, layer: nn.Module) -> None:
+        # Not in place: that would overwrite the batch itself, and for the views that layers give to each other here
+        # the gradient would be copied back and forth.
+        self.layer = copy(layer)
+        vars(self.layer)["inplace"] = False
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+class _Flatten(_Part):
+    stacks = False
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
+        return inputs.flatten(1 if shared else 2)
+
+
+class _Linear(_Part):
+    """Weights times samples in columns: outputs (K, B, O) lie in memory as (K, O, B), as batch norm wants them."""
+
+    def __init__(self, name: str, layer: nn.Linear) -> None:
+        self.weight = f"{name}.weight".lstrip(".")
+        self.bias = f"{name}.bias".lstrip(".") if layer.bias is not None else None
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
+        weight = tensors[self.weight]
+        num_members, num_outputs = weight.shape[:2]
+        samples = inputs.flatten(0 if shared else 1, -2)
+        columns = samples.transpose(-1, -2)
+        if shared:  # one multiplication with the weights of all members
+            weight = weight.flatten(0, 1)
+        if self.bias is None:
+            products = weight @ columns
+        else:
+            bias = tensors[self.bias].view(*weight.shape[:-1], 1)
+            products = torch.addmm(bias, weight, columns) if shared else torch.baddbmm(bias, weight, columns)
+        outputs = products.view(num_members, num_outputs, -1).transpose(1, 2)
+        return outputs.unflatten(1, inputs.shape[0 if shared else 1 : -1])
+
+
+class _BatchNorm(_Part):
+    """The channels of all members as those of one batch norm."""
+
+    def __init__(self, name: str, layer: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        self.layer = layer
+        self.names = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var", "weight", "bias")]
+        self.counter = f"{name}.num_batches_tracked".lstrip(".")
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
+        count = tensors[self.counter]
+        if shared:
+            inputs = inputs.expand(len(count), *inputs.shape)
+        if self.layer.training:
+            count.add_(1)
+        num_members, _, num_channels = inputs.shape[:3]
+        if inputs.ndim == 3:  # a batch of vectors as one row of pixels in each channel
+            rows = inputs.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+            learning = self.layer.training and rows.shape[2] > 1
+            outputs = self._normalised_rows(tensors, rows) if learning else self._normalised(tensors, rows)
+            return outputs.view(num_members, num_channels, -1).transpose(1, 2)
+        outputs = self._normalised(tensors, inputs.transpose(0, 1).flatten(1, 2))
+        return outputs.unflatten(1, (num_members, num_channels)).transpose(0, 1)
+
+    def _normalised_rows(self, tensors: Tensors, rows: Tensor) -> Tensor:
+        """The same in training for (1, K * C, B), as a group norm of one channel each: that is twice as fast."""
+        mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
+        _, num_channels, batch = rows.shape
+        eps, momentum = self.layer.eps, self.layer.momentum
+        outputs, means, inverse_deviations = torch.native_group_norm(
+            rows, weight, bias, 1, num_channels, batch, num_channels, eps
+        )
+        assert mean is not None
+        assert variance is not None
+        assert momentum is not None
+        variances = inverse_deviations.detach().view(-1).pow(-2).sub_(eps)
+        mean.lerp_(means.detach().view(-1), momentum)
+        variance.lerp_(variances.mul_(batch / (batch - 1)), momentum)
+        return outputs
+
+    def _normalised(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
+        training, eps = self.layer.training, self.layer.eps
+        momentum = 0.0 if self.layer.momentum is None else self.layer.momentum
+        return functional.batch_norm(inputs, mean, variance, weight, bias, training, momentum, eps)
+
+
+class _Dropout(_Part):
+    draws = True
+
+    def __init__(self, name: str, layer: Dropout) -> None:
+        self.layer = layer
+        self.key, self.step = (f"{name}.{part}".lstrip(".") for part in ("noise_key", "noise_step"))
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
+        key = tensors[self.key]
+        if shared:
+            inputs = inputs.expand(len(key), *inputs.shape)
+        if not self.layer.draws or self.layer.p == 0:
+            return inputs
+        alike = self.layer.in_pass  # for all samples
+        numbers = uniform_numbers(key, tensors[self.step] + self.layer.calls, inputs.shape[2 if alike else 1 :])
+        numbers = numbers.unsqueeze(1) if alike else numbers
+        self.layer.calls += 1
+        return torch.where(numbers >= self.layer.p, inputs / (1 - self.layer.p), 0)
+
+
+class _Vmapped(_Part):
+    """Layers in a row that have no way of their own to be stacked."""
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        self.layers: dict[str, nn.Module] = {}
+        self.add(name, layer)
+        self.call = {
+            shared: vmap(self._one, in_dims=(0, None if shared else 0), randomness="different")
+            for shared in (True, False)
+        }
+
+    def may_take(self, layer: nn.Module) -> bool:
+        """Whether a further layer may be added; what draws begins anew, so that passes can start there."""
+        return self.draws or not noise_layers(layer)
+
+    def add(self, name: str, layer: nn.Module) -> None:
+        """Run a further layer after those that are here."""
+        self.layers[f"{name}." if name else ""] = layer
+        self.draws = self.draws or bool(noise_layers(layer))
+
+    def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
+        own = {key: value for key, value in tensors.items() if key.startswith(tuple(self.layers))}
+        if shared and not own:
+            num_members = len(next(iter(tensors.values())))
+            inputs, shared = inputs.expand(num_members, *inputs.shape), False
+        return self.call[shared](own, inputs)
+
+    def _one(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        for prefix, layer in self.layers.items():
+            own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            inputs = functional_call(layer, own, (inputs,))
+        return inputs

@@ -1,0 +1,56 @@
+"""Tensors in safetensors files: nothing is unpickled, and every byte can be checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ensemblekit.runs.atomic import sync
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors of any device, layout and dtype, and wait until they are on the disk; returns the file's sha256."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(_separate(tensors), path)
+    except SafetensorError as error:
+        if code := re.search(r"os error (\d+)", str(error)):  # safetensors hides the OSError in a text
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+        raise
+    path.chmod(mode)  # safetensors leaves a file that only its owner may read
+    sync(path)
+    return sha256_of(path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU; `SafetensorError` if it is not a safetensors file."""
+    # The tensors of load_file are the file, mapped: copies outlive its being replaced, cut or removed.
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's content: a flipped bit loads from safetensors without complaint."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values, contiguous, on the CPU, each in memory of its own, as safetensors wants them."""
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, given in tensors.items():
+        tensor = given.detach().cpu().contiguous()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in storages or storage.nbytes() != tensor.nbytes:
+            tensor = tensor.clone()
+        storages.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    return separate

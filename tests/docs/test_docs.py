@@ -1,0 +1,83 @@
+"""Everything that the README and the documentation show is run as a reader would run it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from helpers.documents import Reader, blocks, sections, words
+from helpers.places import ROOT
+
+from ensemblekit.core.errors import SpecError
+from ensemblekit.core.hooks import HOOK_ARGUMENTS
+from ensemblekit.core.registry import GROUPS
+
+README = list(blocks(ROOT / "README.md"))
+GUIDE = ROOT / "docs" / "writing-plugins.md"
+READ_IN_ONE_GO = {
+    "README": README,
+    **{f"{path.stem}: {title}": part for path in GUIDE.parent.glob("*.md") for title, part in sections(path).items()},
+}
+
+
+@pytest.mark.parametrize("title", READ_IN_ONE_GO)
+def test_what_is_shown_works_from_the_first_block_to_the_last(title, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
+    modules = set(sys.modules)
+    for block in READ_IN_ONE_GO[title]:
+        # as for a reader who starts Python here and has installed what the document says is to be installed
+        for place in (tmp_path, *tmp_path.glob("*/src")):
+            if str(place) not in sys.path:
+                monkeypatch.syspath_prepend(place)
+        reader.follow(block)
+    for name in set(sys.modules) - modules:  # what was imported from there is gone with it
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_a_reader_would_notice_code_that_fails_a_wrong_output_and_a_command_that_nobody_runs(tmp_path):
+    document = tmp_path / "page.md"
+    for code, problem in {
+        "```python\nassert 1 + 1 == 3\n```": AssertionError,
+        "```python\nprint(0.5)\n```\n\n```text\n0.6\n```": AssertionError,
+        "```console\nensemblekit inspect nonsense\n```": AssertionError,
+        "```console\nrm -r precious\n```": AssertionError,
+        "```toml\n[training]\nepochs = 0\n```": SpecError,
+        "```ruby\nputs 1\n```": AssertionError,
+    }.items():
+        document.write_text(f"{code}\n")
+        (block,) = blocks(document)
+        with pytest.raises(problem):
+            Reader(tmp_path).follow(block)
+
+
+def test_a_traceback_names_the_line_of_the_document(tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("# Title\n\n## Part\n\n```python\nfine = 1\n1 / 0\n```\n")
+    (block,) = sections(document)["Part"]
+    with pytest.raises(ZeroDivisionError) as raised:
+        Reader(tmp_path).follow(block)
+    assert (str(raised.traceback[-1].path), raised.traceback[-1].lineno + 1) == (str(document), 7)
+
+
+def test_outputs_are_compared_by_their_words_and_by_their_numbers_where_those_are_the_same_everywhere():
+    assert words("epoch  1   0.25 s", numbers=False) == words("epoch 1 7e-05 s", numbers=False)
+    assert words("0.25", numbers=True) != words("0.26", numbers=True)
+
+
+def test_the_plugin_of_the_readme_has_fifteen_lines():
+    (softmin,) = [block.content for block in README if block.file_name == "softmin.py"]
+    assert len([line for line in softmin.splitlines() if line.strip()]) <= 15
+
+
+@pytest.mark.parametrize("hook", HOOK_ARGUMENTS)
+def test_every_hook_has_a_heading_and_an_example(hook):
+    text = GUIDE.read_text()
+    assert f"\n### `{hook}`\n" in text
+    assert f"    def {hook}(self" in text
+
+
+@pytest.mark.parametrize("group", GROUPS.values())
+def test_every_kind_of_plugin_is_in_the_table_of_one_file_and_one_line(group):
+    assert f'| `[project.entry-points."{group}"]` |' in GUIDE.read_text()

@@ -1,0 +1,267 @@
+"""`ensemblekit new`: packages that install, pass their tests and train as they are, and what it refuses to make."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers.places import ROOT
+
+import ensemblekit as ek
+from ensemblekit import scaffold
+from ensemblekit.cli import main
+from ensemblekit.cli.new import KINDS
+from ensemblekit.core.registry import GROUPS
+from ensemblekit.scaffold.names import Names
+
+EXAMPLES = {kind: f"ekexample-new-{kind}" for kind in KINDS}
+TEMPLATES = sorted((ROOT / "ensemblekit" / "scaffold" / "templates").rglob("*.template"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["new", *arguments])
+
+
+def refusal(*arguments: str) -> str:
+    """What `ensemblekit new` says when it refuses; the last line on standard error."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def fresh_environment(home: Path) -> dict[str, str]:
+    """The variables of a new virtual environment that sees what is installed here and never asks the network."""
+    venv.create(home, symlinks=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    lines = [f"import site; site.addsitedir({place!r})\n" for place in site.getsitepackages()]
+    (packages / "here.pth").write_text("".join(lines))
+    for command in ("pip", "pytest", "ensemblekit"):
+        script = home / "bin" / command
+        # -P: like an installed command, and unlike python -m, it does not import from the current directory.
+        script.write_text(f'#!/bin/sh\nexec "{home}/bin/python" -P -m {command} "$@"\n')
+        script.chmod(0o755)
+    pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "0"}
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **pip, "PATH": path, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-W error"}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A package that was made, and what came of the line that `new` printed last."""
+
+    place: Path
+    line: str
+    outcome: subprocess.CompletedProcess[str]
+
+
+def try_out(kind: str, name: str, place: Path) -> Tried:
+    options = {"cwd": place, "env": fresh_environment(place / "environment"), "text": True}
+    made = subprocess.run(["ensemblekit", "new", name, "--kind", kind], stdout=subprocess.PIPE, check=True, **options)
+    line = made.stdout.splitlines()[-1].strip()
+    outcome = subprocess.run(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    return Tried(place, line, outcome)
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory) -> Iterator[dict[str, Future[Tried]]]:
+    """A package of each kind; they are tried out side by side, since most of the time goes into importing torch."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {kind: pool.submit(try_out, kind, name, tmp_path_factory.mktemp(kind)) for kind, name in EXAMPLES.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_installs_passes_its_tests_and_trains_by_the_line_that_is_printed(kind, tried):
+    package, name = tried[kind].result(), EXAMPLES[kind]
+    assert package.line == f"pip install -e {name} && pytest {name} && ensemblekit train {name}/spec.toml"
+    assert package.outcome.returncode == 0, package.outcome.stdout
+    assert f"Successfully installed {name}-0.1.0" in package.outcome.stdout
+    assert re.search(r"\d+ passed", package.outcome.stdout)
+    (result,) = package.place.glob("runs/*/result.json")
+    (promise,) = re.findall(r"more than (\d+) %", (package.place / name / "spec.toml").read_text())
+    assert json.loads(result.read_text())["metrics"]["test_accuracy"] > int(promise) / 100
+
+
+def test_the_example_extension_writes_its_lines_where_the_spec_says(tried):
+    lines = (tried["extension"].result().place / "runs" / "ekexample_new_extension.csv").read_text().splitlines()
+    assert lines[0] == "epoch,metric,value"
+    assert [line.split(",")[0] for line in lines if ",test_accuracy," in line] == [str(epoch) for epoch in range(1, 11)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_is_documented_and_clean_by_the_projects_own_rules(kind, tmp_path):
+    made = json.loads(run("soft-min", "--kind", kind, "--dir", str(tmp_path), "--json").stdout)
+    package = Path(made["directory"])
+    assert package == tmp_path / "soft-min"
+    assert sorted(made["files"]) == sorted(str(path) for path in package.rglob("*") if path.is_file())
+    for settings in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *settings, "--config", str(ROOT / "pyproject.toml"), "--no-cache", "."]
+        subprocess.run(command, cwd=package, check=True)
+    header = (package / "spec.toml").read_text().split("\n\n")[0].splitlines()
+    assert header[0].startswith("# SoftMin")
+    assert header[1] == "# Run:     ensemblekit train soft-min/spec.toml"
+    assert [line[:11] for line in header[2:4]] == ["# Needs:   ", "# Expect:  "]
+    readme = (package / "README.md").read_text()
+    assert all(f"| {verb} it | `" in readme for verb in ("install", "train", "test", "publish"))
+    assert not any(str(tmp_path) in Path(file).read_text() for file in made["files"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_entry_point_is_in_the_group_of_the_kind(kind, tmp_path):
+    assert run("SoftMin", "--kind", kind, "--dir", str(tmp_path)).exit_code == 0
+    project = tomllib.loads((tmp_path / "SoftMin" / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["version"]) == ("soft-min", "0.1.0")
+    assert project["entry-points"] == {GROUPS[kind]: {"soft_min": "soft_min:SoftMin"}}
+    assert project["dependencies"] == [f"ensemblekit>={ek.__version__}"]
+    assert project["optional-dependencies"]["dev"] == ["pytest>=8"]
+    assert not {"authors", "license"} & set(project)
+
+
+def test_every_kind_of_the_command_has_its_templates():
+    assert set(KINDS) == set(scaffold.SUMMARIES)
+    assert {path.parent.name for path in TEMPLATES} == {"common", *KINDS}
+
+
+def test_the_templates_are_part_of_the_wheel(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("ensemblekit", "plugins"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(source)]
+    subprocess.run(command, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert {path.relative_to(ROOT).as_posix() for path in TEMPLATES} <= packed
+
+
+@pytest.mark.parametrize(
+    ("given", "package", "distribution", "class_name"),
+    [
+        ("soft-min", "soft_min", "soft-min", "SoftMin"),
+        ("soft_min", "soft_min", "soft-min", "SoftMin"),
+        ("SoftMin", "soft_min", "soft-min", "SoftMin"),
+        ("softMin", "soft_min", "soft-min", "SoftMin"),
+        ("SOFT-MIN", "soft_min", "soft-min", "SoftMin"),
+        ("XYZNet2", "xyz_net2", "xyz-net2", "XYZNet2"),
+        ("x", "x", "x", "X"),
+    ],
+)
+def test_all_names_follow_from_the_one_that_is_given(given, package, distribution, class_name):
+    names = Names.of(given)
+    assert (names.package, names.distribution, names.class_name) == (package, distribution, class_name)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("", "not a name that a package can have", "such as soft-min"),
+        ("soft min", "not a name that a package can have", "such as soft-min"),
+        ("2soft", "not a name that a package can have", "such as soft"),
+        ("soft--min", "not a name that a package can have", "such as soft-min"),
+        ("_soft", "not a name that a package can have", "such as soft"),
+        ("säft", "not a name that a package can have", "such as saft"),
+        ("..", "not a name that a package can have", "such as soft-min"),
+        ("soft\n", "not a name that a package can have", "such as soft"),
+        ("a/b/soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir a/b"),
+        ("/soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir /"),
+        ("../soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir .."),
+        ("soft-min/", "a path, and a name is wanted", "ensemblekit new soft-min --dir ."),
+        ("a\\soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir a"),
+        ("class", "a word of the Python language", "use my-class"),
+        ("none", "a word of the Python language", "use my-none"),
+        ("a-b", "the class would be AB, which is read as ab", "use ab"),
+        ("net-2x", "the class would be Net2x, which is read as net2x", "use net2x"),
+        ("random", "a module of Python's standard library", "such as random-method"),
+        ("tomllib", "a module of Python's standard library", "such as tomllib-method"),
+        ("torch", "an importable module has this name", "such as torch-method"),
+        ("ensemblekit", "an importable module has this name", "such as ensemblekit-method"),
+        ("scikit-learn", "installing it would replace scikit-learn", "such as scikit-learn-method"),
+        ("method", "the class would hide Method, which its file imports", "such as method-method"),
+        ("gncl", 'there is a method "gncl" already; registered by ensemblekit', "such as gncl-method"),
+        ("GNCL", 'there is a method "gncl" already; registered by ensemblekit', "such as gncl-method"),
+    ],
+)
+def test_a_bad_or_taken_name_is_refused_with_a_way_out_and_nothing_is_made(name, what, fix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refusal(name)
+    assert message.startswith(f"error: {what}")
+    assert fix in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("digits", "dataset"), ("mlp", "model")])
+def test_a_name_is_taken_among_the_plugins_of_its_own_kind_only(name, kind, tmp_path):
+    assert f'there is a {kind} "{name}" already' in refusal(name, "--kind", kind, "--dir", str(tmp_path))
+    assert run(name, "--kind", "method", "--dir", str(tmp_path)).exit_code == 0
+
+
+def test_a_directory_that_is_not_empty_is_refused_and_keeps_what_it_has(tmp_path):
+    (tmp_path / "soft-min").mkdir()
+    (tmp_path / "soft-min" / "thesis.txt").write_text("years of work")
+    message = refusal("soft-min", "--dir", str(tmp_path))
+    assert message.startswith(f"error: the directory is not empty; {tmp_path / 'soft-min'}; ")
+    assert [path.name for path in tmp_path.rglob("*")] == ["soft-min", "thesis.txt"]
+
+
+def test_a_file_of_that_name_is_refused_and_kept(tmp_path):
+    (tmp_path / "soft-min").write_text("years of work")
+    assert "a file has this name" in refusal("soft-min", "--dir", str(tmp_path))
+    assert (tmp_path / "soft-min").read_text() == "years of work"
+
+
+def test_an_empty_directory_is_filled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as for python -m ensemblekit, which could then import the directory
+    (tmp_path / "soft_min").mkdir()
+    assert run("soft_min").exit_code == 0
+    assert (tmp_path / "soft_min" / "src" / "soft_min" / "__init__.py").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["soft_min"]
+
+
+def test_a_place_that_does_not_exist_is_made_and_one_with_a_space_is_quoted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("soft-min", "--dir", "my plugins/new").stdout.splitlines()[-1].strip() == (
+        "pip install -e 'my plugins/new/soft-min' && pytest 'my plugins/new/soft-min' "
+        "&& ensemblekit train 'my plugins/new/soft-min/spec.toml'"
+    )
+    assert (tmp_path / "my plugins" / "new" / "soft-min" / "spec.toml").is_file()
+
+
+def test_a_place_that_is_a_file_is_an_error_without_a_traceback(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("soft-min", "--dir", str(tmp_path / "file"))
+    assert result.exit_code == 5
+    assert result.stderr.startswith("error: cannot write: ")
+
+
+def test_a_failure_half_way_leaves_nothing_behind(tmp_path, monkeypatch):
+    written = []
+
+    def write_two(path: Path, content: str, **options: str) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(path)
+
+    monkeypatch.setattr(Path, "write_text", write_two)
+    result = run("soft-min", "--dir", str(tmp_path))
+    assert result.exit_code == 7
+    assert "disk full" in result.stderr
+    assert len(written) == 2
+    assert not list(tmp_path.iterdir())

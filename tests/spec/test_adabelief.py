@@ -1,0 +1,52 @@
+"""AdaBelief without the work that is thrown away: the bits of adabelief-pytorch, in every setting."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from adabelief_pytorch import AdaBelief
+
+from ensemblekit.spec.adabelief import LeanAdaBelief, rectification
+
+SETTINGS = [
+    {},
+    {"weight_decay": 0.1},
+    {"weight_decay": 0.1, "fixed_decay": True},
+    {"weight_decay": 0.1, "weight_decouple": False},
+    {"betas": (0.5, 0.9), "eps": 1e-8},
+    {"degenerated_to_sgd": False},
+    {"rectify": False},
+    {"amsgrad": True},
+]
+
+
+def after_steps(optimizer_class: type, dtype: torch.dtype, settings: dict) -> tuple[list[torch.Tensor], dict]:
+    """The parameters after more steps than the rectification needs to set in, and the state of the first."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in [(3, 5), (7,), (2,)]]
+    with contextlib.redirect_stdout(None):
+        optimizer = optimizer_class(parameters, lr=0.01, **settings)
+    for step in range(20):
+        for parameter in parameters[:2]:  # the last has no gradient
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(dtype)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        optimizer.step()
+    return parameters, optimizer.state[parameters[0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_setting_gives_the_bits_of_the_package(settings, dtype):
+    found, state = after_steps(LeanAdaBelief, dtype, settings)
+    expected, expected_state = after_steps(AdaBelief, dtype, settings)
+    assert all(torch.equal(left, right) for left, right in zip(found, expected, strict=True))
+    assert state.keys() == expected_state.keys()
+    for key, value in expected_state.items():
+        assert torch.equal(torch.as_tensor(state[key]), torch.as_tensor(value)), key
+
+
+def test_the_rectified_update_is_reached_in_these_steps():
+    assert [step for step in range(1, 21) if rectification(step, 0.999) is None] == [1, 2, 3, 4, 5]

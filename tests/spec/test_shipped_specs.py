@@ -1,0 +1,114 @@
+"""Every shipped spec: documented, valid, and able to build its members and a batch."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers.places import ROOT
+
+import ensemblekit as ek
+from ensemblekit.cli import main
+from ensemblekit.core.objective import Objective
+from ensemblekit.members.build import build_members
+
+SPECS = sorted((ROOT / "specs").rglob("*.toml"))
+EMBEDDED = {"digits", "diabetes"}
+
+
+def name_of(path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SPECS, ids=name_of)
+def test_every_spec_opens_with_its_purpose_command_needs_and_what_to_expect(path):
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert path.read_text().startswith("# ")
+    assert comments[0].endswith(".")
+    assert f"# Run:     ensemblekit train {name_of(path)}" in comments
+    assert any(line.startswith("# Needs:   ") for line in comments)
+    assert any(line.startswith("# Expect:  ") for line in comments)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=name_of)
+def test_every_spec_validates_on_the_command_line(path):
+    result = CliRunner().invoke(main, ["validate", str(path)])
+    assert result.exit_code == 0, result.stderr
+
+
+def test_every_spec_fits_the_schema():
+    validator = jsonschema.Draft202012Validator(json.loads(CliRunner().invoke(main, ["schema"]).stdout))
+    for path in SPECS:
+        validator.validate(ek.load_spec(path).to_dict())
+
+
+def test_every_method_has_a_spec_for_cifar100():
+    covered = {ek.load_spec(path).methods[0].name for path in (ROOT / "specs" / "cifar100").glob("*.toml")}
+    assert covered == set(ek.methods())
+
+
+def test_the_papers_settings_are_those_of_the_paper():
+    for path in (ROOT / "specs" / "cifar100").glob("*.toml"):
+        spec = ek.load_spec(path)
+        passes = Objective(spec.methods, spec.loss).passes(spec.ensemble.members) or 1
+        assert (spec.training.epochs, spec.training.batch_size, passes * spec.ensemble.members) == (100, 128, 16)
+        assert (spec.optimizer.name, spec.optimizer.lr, spec.optimizer.eps) == ("adabelief", 1e-3, 1e-12)
+        assert [spec.schedule.factor(epoch, 100) for epoch in (0, 24, 25, 50, 75)] == [1, 1, 0.5, 0.25, 0.125]
+        assert (spec.data.augment, spec.data.normalise, spec.data.padding) == (("crop", "flip"), True, 4)
+    fashion = ek.load_spec(ROOT / "specs" / "fashion_mnist.toml")
+    assert (fashion.training.epochs, fashion.training.batch_size, fashion.optimizer.lr) == (150, 256, 1e-2)
+    assert (fashion.data.augment, fashion.data.normalise) == (("flip",), False)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=name_of)
+def test_every_spec_builds_its_members_and_a_batch(path, request, tmp_path):
+    """With class folders of the same shape standing in where the real files are absent."""
+    spec = ek.load_spec(path)
+    dataset = spec.data
+    if dataset.name not in EMBEDDED:
+        dataset = stand_in(dataset, tmp_path)
+    data = ek.load_data(dataset, spec.seed)
+    batch = next(iter(data.train.training_batches(spec.training.batch_size, spec.seed, epoch=1)))
+    members = build_members(spec.member_models[:2], data.info.input_shape, spec.data.info.num_outputs, spec.seed)
+    assert data.info.input_shape == spec.data.info.input_shape
+    with torch.no_grad():
+        outputs = torch.stack([member(batch.inputs[:2]) for member in members])
+    assert outputs.shape == (len(members), 2, spec.data.info.num_outputs)
+    value = ek.objective(list(spec.methods), outputs, batch.targets[:2], spec.loss)
+    assert value.isfinite()
+
+
+def stand_in(dataset, folder):
+    """The same data set's options on a few random images in class folders."""
+    from PIL import Image
+
+    channels, height, _ = dataset.info.input_shape
+    side = dataset.size or height
+    for part in ("train", "test"):
+        for label in range(2):
+            place = folder / part / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(3):
+                pixels = torch.randint(256, (side, side, 3), dtype=torch.uint8).numpy()
+                Image.fromarray(pixels).save(place / f"{number}.png")
+    options = {
+        key: getattr(dataset, key) for key in ("size", "crop_size", "augment", "padding", "degrees", "normalise")
+    }
+    image_folder = ek.datasets()["image_folder"].load()
+    return image_folder(path=folder, channels=channels, validation_fraction=0, **options)
+
+
+def test_the_digits_spec_has_what_its_header_says():
+    spec = ek.load_spec(ROOT / "specs" / "digits.toml")
+    data = ek.load_data(spec.data, spec.seed)
+    member = ek.build_model(spec.model, data.info.input_shape, data.info.num_outputs)
+    parameters = sum(parameter.numel() for parameter in member.parameters())
+    header = (ROOT / "specs" / "digits.toml").read_text()
+    assert f"{parameters:,} parameters" in header
+    assert (
+        f"{len(data.train):,} images to train on, {len(data.validation)} to choose by and {len(data.test)} to test"
+        in header
+    )

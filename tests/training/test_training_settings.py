@@ -1,0 +1,81 @@
+"""Schedules and optimizers by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from ensemblekit.spec.optimizers import optimizer_classes, optimizer_section
+from ensemblekit.spec.schedules import SCHEDULES
+
+EPOCHS = 20
+
+
+@pytest.mark.parametrize(
+    ("table", "make"),
+    [
+        ({"name": "step", "every": 6, "factor": 0.5}, lambda o: torch.optim.lr_scheduler.StepLR(o, 6, 0.5)),
+        (
+            {"name": "multistep", "after": [3, 11], "factor": 0.1},
+            lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 11], 0.1),
+        ),
+        ({"name": "cosine", "final": 0.2}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, EPOCHS, 0.2)),
+        ({"name": "constant"}, lambda o: torch.optim.lr_scheduler.ConstantLR(o, 1.0)),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_schedules_equal_torchs_epoch_by_epoch(table, make):
+    schedule = SCHEDULES[table["name"]].from_table(table)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    reference = make(optimizer)
+    for epoch in range(EPOCHS):
+        assert schedule.factor(epoch, EPOCHS) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        reference.step()
+
+
+def test_warm_up_rises_linearly_and_then_leaves_the_schedule_alone():
+    schedule = SCHEDULES["constant"].from_table({"name": "constant", "warmup_epochs": 2.0})
+    assert [schedule.factor(epoch, EPOCHS) for epoch in (0, 0.5, 1, 2, 5)] == [0, 0.25, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("name", sorted(optimizer_classes()))
+def test_every_optimizer_can_be_built_from_its_defaults_and_takes_a_step(name):
+    parameter = torch.ones(3, 2, requires_grad=True)
+    optimizer = optimizer_section(name).from_table({"name": name, "lr": 0.1}).build([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    assert (parameter < 1).all()
+
+
+def test_adabelief_is_silent_and_has_the_papers_epsilon(capsys):
+    optimizer = (
+        optimizer_section("adabelief").from_table({"name": "adabelief"}).build([torch.zeros(1, requires_grad=True)])
+    )
+    assert optimizer.defaults["eps"] == 1e-12
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ({"name": "sgd", "betas": [0.9, 0.99]}, "betas"),
+        ({"name": "adam", "betas": [0.9]}, "betas"),
+        ({"name": "adam", "lr": 0}, "lr"),
+        ({"name": "adam", "lr": "1e-3"}, "lr"),
+        ({"name": "adam", "params": []}, "params"),
+        ({"name": "adam", "eps": math.nan}, "eps"),
+    ],
+)
+def test_arguments_are_checked_against_the_optimizers_signature(table, key):
+    with pytest.raises(ValidationError) as error:
+        optimizer_section(table["name"]).from_table(table)
+    assert error.value.errors()[0]["loc"][0] == key
+
+
+def test_what_the_optimizer_itself_refuses_is_refused_by_the_section():
+    with pytest.raises(ValidationError, match="Nesterov"):
+        optimizer_section("sgd").from_table({"name": "sgd", "nesterov": True})
