@@ -1,4 +1,4 @@
-"""Measures every performance target and keeps the results as CSV; the README's table is made from them.
+"""Measures every performance target and keeps the results as CSV; the tables of the documentation are made from them.
 
 ``python tests/benchmarks/targets.py --run 1`` measures all rows, ``--only mlp-64`` one of them; rows of the same run
 are replaced. Needs ``pip install -e '.[benchmarks]'``. ``--smoke`` only shows that each row runs, and keeps nothing.

@@ -1,11 +1,11 @@
-"""Everything that the README and the documentation show is run as a reader would run it."""
+"""All code and all commands in the README and the documentation are run as a reader would run them."""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
-from helpers.documents import Reader, blocks, sections, words
+from helpers.documents import Reader, blocks, sections, shows, words
 from helpers.places import ROOT
 
 from ensemblekit.core.errors import SpecError
@@ -14,30 +14,33 @@ from ensemblekit.core.registry import GROUPS
 
 README = list(blocks(ROOT / "README.md"))
 GUIDE = ROOT / "docs" / "writing-plugins.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(GUIDE.parent.glob("*.md"))]
 READ_IN_ONE_GO = {
-    "README": README,
-    **{f"{path.stem}: {title}": part for path in GUIDE.parent.glob("*.md") for title, part in sections(path).items()},
+    **{page.stem: list(blocks(page)) for page in PAGES if page != GUIDE},
+    **{f"{GUIDE.stem}: {title}": part for title, part in sections(GUIDE).items()},
 }
 
 
-@pytest.mark.parametrize("title", READ_IN_ONE_GO)
-def test_what_is_shown_works_from_the_first_block_to_the_last(title, tmp_path, monkeypatch):
+@pytest.mark.parametrize("title", [title for title, part in READ_IN_ONE_GO.items() if part])
+def test_the_code_of_a_page_works_from_the_first_block_to_the_last(title, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENSEMBLEKIT_DATA", str(tmp_path / "cache"))
     reader = Reader(tmp_path)
     modules = set(sys.modules)
     for block in READ_IN_ONE_GO[title]:
-        # as for a reader who starts Python here and has installed what the document says is to be installed
-        for place in (tmp_path, *tmp_path.glob("*/src")):
-            if str(place) not in sys.path:
-                monkeypatch.syspath_prepend(place)
+        # as for a reader who starts Python here and has installed the packages that the page installs
+        for path in (tmp_path, *tmp_path.glob("*/src")):
+            if str(path) not in sys.path:
+                monkeypatch.syspath_prepend(path)
         reader.follow(block)
-    for name in set(sys.modules) - modules:  # what was imported from there is gone with it
+    for name in set(sys.modules) - modules:  # modules imported from the directory vanish with it
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
 
 
-def test_a_reader_would_notice_code_that_fails_a_wrong_output_and_a_command_that_nobody_runs(tmp_path):
+def test_failing_code_a_wrong_output_and_a_command_that_is_not_run_are_noticed(tmp_path):
     document = tmp_path / "page.md"
+    reader = Reader(tmp_path)
     for code, problem in {
         "```python\nassert 1 + 1 == 3\n```": AssertionError,
         "```python\nprint(0.5)\n```\n\n```text\n0.6\n```": AssertionError,
@@ -49,7 +52,7 @@ def test_a_reader_would_notice_code_that_fails_a_wrong_output_and_a_command_that
         document.write_text(f"{code}\n")
         (block,) = blocks(document)
         with pytest.raises(problem):
-            Reader(tmp_path).follow(block)
+            reader.follow(block)
 
 
 def test_a_traceback_names_the_line_of_the_document(tmp_path):
@@ -61,7 +64,17 @@ def test_a_traceback_names_the_line_of_the_document(tmp_path):
     assert (str(raised.traceback[-1].path), raised.traceback[-1].lineno + 1) == (str(document), 7)
 
 
-def test_outputs_are_compared_by_their_words_and_by_their_numbers_where_those_are_the_same_everywhere():
+def test_an_ellipsis_in_a_shown_output_stands_for_any_number_of_lines():
+    lines = ["a", "b", "c", "d"]
+    assert shows(["a", "…", "d"], lines)
+    assert shows(["…", "c", "…"], lines)
+    assert shows(lines, lines)
+    assert not shows(["a", "c", "…"], lines)
+    assert not shows(["…", "c"], lines)
+    assert not shows(["a", "…", "e", "…"], lines)
+
+
+def test_outputs_are_compared_by_their_words_and_by_numbers_that_are_the_same_everywhere():
     assert words("epoch  1   0.25 s", numbers=False) == words("epoch 1 7e-05 s", numbers=False)
     assert words("0.25", numbers=True) != words("0.26", numbers=True)
 

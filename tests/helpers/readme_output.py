@@ -1,4 +1,4 @@
-"""Puts what the quick start really prints into the README: python tests/readme_output.py"""
+"""Writes the output of the quick start into the README: PYTHONPATH=tests python tests/helpers/readme_output.py"""
 
 from __future__ import annotations
 
@@ -10,30 +10,39 @@ from pathlib import Path
 
 from helpers.places import ROOT
 
-BLOCK = re.compile(r"(```text\n)(.*?)(\n```)", flags=re.DOTALL)
+BLOCK = re.compile(r"(```text\n)(.*?)(```)", flags=re.DOTALL)
 
 
 def quick_start_output() -> str:
-    """The output of the quick start's command on a pipe, less the epochs between the first two and the last."""
+    """Return what the command of the quick start prints on a pipe."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ensemblekit", "train", str(ROOT / "specs" / "digits.toml")]
         output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-    lines = output.rstrip().splitlines()
-    epochs = [place for place, line in enumerate(lines) if line.startswith("epoch ")]
-    return "\n".join([*lines[: epochs[2]], "…", *lines[epochs[-1] :]])
+    return output.rstrip()
+
+
+def excerpt(output: str) -> str:
+    """Return the first and the last epoch and the summary, with "…" for the lines between them."""
+    lines = output.splitlines()
+    epochs = [index for index, line in enumerate(lines) if line.startswith("epoch ")]
+    header = next(index for index in range(epochs[-1] + 1, len(lines)) if lines[index].strip())
+    mean = next(index for index, line in enumerate(lines) if line.startswith("mean member"))
+    next_commands = next(index for index, line in enumerate(lines) if line.startswith("next"))
+    closing = [line for line in lines[mean:next_commands] if line.strip()]
+    return "\n".join(["…", lines[epochs[0]], "…", lines[epochs[-1]], "", lines[header], "…", *closing, "…"])
 
 
 def readme_block() -> str:
-    """What the README shows of it."""
+    """Return the excerpt in the README."""
     found = BLOCK.search((ROOT / "README.md").read_text())
     assert found is not None
     return found.group(2)
 
 
-def write_readme(path: Path, output: str) -> None:
-    """Replace the block."""
-    path.write_text(BLOCK.sub(lambda found: found.group(1) + output + found.group(3), path.read_text(), count=1))
+def write_readme(path: Path, shown: str) -> None:
+    """Replace the excerpt."""
+    path.write_text(BLOCK.sub(lambda found: f"{found.group(1)}{shown}\n{found.group(3)}", path.read_text(), count=1))
 
 
 if __name__ == "__main__":
-    write_readme(ROOT / "README.md", quick_start_output())
+    write_readme(ROOT / "README.md", excerpt(quick_start_output()))

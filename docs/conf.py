@@ -1,0 +1,47 @@
+"""Settings of the documentation site: ``sphinx-build -W -b html docs build/site``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the extension mathml
+
+project = "ensemblekit"
+author = "the ensemblekit authors"
+project_copyright = "2026, the ensemblekit authors"
+release = version = installed_version("ensemblekit")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_math_renderer = "mathml"
+
+html_theme = "furo"
+html_title = f"ensemblekit {release}"
+html_static_path = ["style.css"]
+html_css_files = ["style.css"]
+html_show_sourcelink = False
+html_copy_source = False
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+
+
+def as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Turn the Markdown of docstrings, `code` and a plain *, into what autodoc reads."""
+    for index, line in enumerate(lines):
+        line = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line)
+        parts = re.split(r"(``.*?``)", line)  # every second part is code and stays as it is
+        parts[::2] = [re.sub(r"([*|])", r"\\\1", part) for part in parts[::2]]
+        lines[index] = "".join(parts)
+
+
+def setup(app: Any) -> None:
+    """Register what this file adds to Sphinx."""
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon, which is at 500
