@@ -33,6 +33,9 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 
+attribute_lines: dict[str, list[str]] = {}
+
+
 def as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turn the Markdown of docstrings, `code` and a plain *, into what autodoc reads."""
     for index, line in enumerate(lines):
@@ -40,8 +43,17 @@ def as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any,
         parts = re.split(r"(``.*?``)", line)  # every second part is code and stays as it is
         parts[::2] = [re.sub(r"([*|])", r"\\\1", part) for part in parts[::2]]
         lines[index] = "".join(parts)
+    if what in ("attribute", "property"):
+        attribute_lines[name] = list(lines)
+
+
+def without_types(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Undo what napoleon does to attributes: it takes the words before a colon for a type."""
+    if name in attribute_lines:
+        lines[:] = attribute_lines[name]
 
 
 def setup(app: Any) -> None:
-    """Register what this file adds to Sphinx."""
-    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon, which is at 500
+    """Register the functions above, one before and one after napoleon, whose priority is 500."""
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)
+    app.connect("autodoc-process-docstring", without_types, priority=600)

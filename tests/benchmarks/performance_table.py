@@ -38,7 +38,7 @@ def full_table(rows: Rows) -> str:
     """A line for each kind of work, with the smallest and the largest result of all runs."""
     lines = ["| work | compared with | target | measured | row |", "|---|---|---|---|---|"]
     for (work, against), runs in grouped(rows).items():
-        only = re.sub(r"^.*(--only .+) --run.*$", r"\1", runs[0]["command"])
+        only = re.sub(r"^.*--only (.+) --run.*$", r"\1", runs[0]["command"])
         lines.append(f"| {work} | {against} | {runs[0]['asked']} | {judged(runs)} | `{only}` |")
     return "\n".join([*lines, "", origin(rows)])
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from ensemblekit.cli import main
 from helpers.places import ROOT
 
 BLOCK = re.compile(r"(```text\n)(.*?)(```)", flags=re.DOTALL)
@@ -15,10 +17,10 @@ BLOCK = re.compile(r"(```text\n)(.*?)(```)", flags=re.DOTALL)
 
 def quick_start_output() -> str:
     """Return what the command of the quick start prints on a pipe."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "ensemblekit", "train", str(ROOT / "specs" / "digits.toml")]
-        output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
-    return output.rstrip()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        result = CliRunner().invoke(main, ["train", str(ROOT / "specs" / "digits.toml")])
+    assert result.exit_code == 0, result.output
+    return result.stdout.rstrip()
 
 
 def excerpt(output: str) -> str:
