@@ -86,6 +86,11 @@ def test_every_model_and_data_set_is_documented():
         assert page("data").count(f"`{name}`") > 1, name
 
 
+def test_every_public_name_is_in_the_reference():
+    for name in ensemblekit.__all__:
+        assert re.search(rf"\bensemblekit\.{name}\b", page("python-reference")), name
+
+
 def test_every_dependency_has_a_purpose():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for requirement in dependencies:
