@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import site
+import sys
 import venv
 from pathlib import Path
 
 
-def new_environment(home: Path, shared: list[str] | None = None) -> Path:
-    """Create an environment that sees the packages in `shared`, by default those that are installed here."""
+def new_environment(home: Path, editable: bool = True) -> Path:
+    """Create an environment that sees the packages that are installed here, editable ones included if asked for."""
     venv.create(home, symlinks=True)
     (packages,) = home.glob("lib/python*/site-packages")
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in shared or site.getsitepackages()]
-    (packages / "shared.pth").write_text("".join(lines))
+    # addsitedir also follows the .pth files there, through which editable installations are found
+    following = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    plain = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "shared.pth").write_text("\n".join(following if editable else plain) + "\n")
     for command in ("pip", "pytest", "ensemblekit"):
         script = home / "bin" / command
         # -P: like an installed command, and unlike python -m, it does not import from the current directory.
