@@ -67,7 +67,7 @@ def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str
     from ensemblekit.core.registry import discover
     from ensemblekit.spec.keys import spec_keys
 
-    keys = spec_keys(_tables(ctx.params.get("spec_file")), discover())
+    keys = spec_keys(_tables(_argument(ctx, "spec_file")), discover())
     return _matching((f"{key}=" for key in keys), incomplete)
 
 
@@ -78,7 +78,7 @@ def complete_parameter(ctx: click.Context, param: click.Parameter, incomplete: s
     from ensemblekit.spec.keys import field_names
 
     try:
-        plugin = find_plugin(ctx.params.get("target") or "", discover(), ctx.params.get("kind"))
+        plugin = find_plugin(_argument(ctx, "target"), discover(), ctx.params.get("kind"))
     except EnsemblekitError:
         return []
     return _matching((f"{key}=" for key in field_names(plugin.target)), incomplete) if plugin else []
@@ -101,7 +101,13 @@ def _matching(names: Iterable[str], incomplete: str, about: str | None = None) -
     return [CompletionItem(name, help=about) for name in names if name.startswith(incomplete)]
 
 
-def _tables(spec: Any) -> Mapping[str, Any]:
+def _argument(ctx: click.Context, name: str) -> str:
+    """The argument that stands before the option that is completed; "" if there is none yet."""
+    # Click stops parsing at an option without its value, and leaves the arguments before it unparsed in `ctx.args`.
+    return str(ctx.params.get(name) or next(iter(ctx.args), ""))
+
+
+def _tables(spec: str) -> Mapping[str, Any]:
     """The tables of the spec on the command line; none if there is no spec yet or it cannot be read."""
     from ensemblekit.spec.shipped import find_spec
 
