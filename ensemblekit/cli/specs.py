@@ -10,7 +10,7 @@ import click
 
 from ensemblekit.cli.completion import complete_shipped_spec
 from ensemblekit.cli.options import json_option, plugin_option, set_option, spec_argument, writing_to
-from ensemblekit.core.errors import SpecError, UsageError, choices
+from ensemblekit.core.errors import SpecError, UsageError, did_you_mean
 
 name_argument = click.argument("name", metavar="NAME", shell_complete=complete_shipped_spec)
 
@@ -87,8 +87,8 @@ def specs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         printer.json(rows)
         return
-    columns = ("name", "data", "method", "model", "purpose")
-    printer.table(columns, [tuple(row[column] for column in columns) for row in rows])
+    cells = [(row["name"], row["purpose"], f"{row['data']}, {row['method']}, {row['model']}") for row in rows]
+    printer.table(("name", "purpose", "data, method, model"), cells)
 
 
 @specs.command()
@@ -130,7 +130,8 @@ def _shipped(name: str) -> Path:
 
     known = shipped_specs()
     if name not in known:
-        raise UsageError(f'no shipped spec "{name}"', fix=choices(name, known))
+        fix = f"{did_you_mean(name, known)} ensemblekit specs lists the shipped specs".strip()
+        raise UsageError(f'no shipped spec "{name}"', fix=fix)
     return known[name]
 
 

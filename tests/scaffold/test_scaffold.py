@@ -99,6 +99,7 @@ def test_a_new_package_is_documented_and_clean_by_the_projects_own_rules(kind, t
     assert [line[:11] for line in header[2:4]] == ["# Needs:   ", "# Expect:  "]
     readme = (package / "README.md").read_text()
     assert all(f"| {verb} it | `" in readme for verb in ("install", "train", "test", "publish"))
+    assert "`ensemblekit check soft_min`" in readme
     assert not any(str(tmp_path) in Path(file).read_text() for file in made["files"])
 
 
