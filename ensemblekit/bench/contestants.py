@@ -1,4 +1,4 @@
-"""Who can do a piece of work: the loop written by hand, and every engine or class of this package that can."""
+"""The contestants of a workload: the hand-written loop, and every engine or class of this package that can run it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
 
 from ensemblekit.bench.naive_loop import NAIVE_LOSSES, NaiveLoop, naive_outputs
-from ensemblekit.bench.subprocesses import Apart
+from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.bench.timing import count_flops
 from ensemblekit.bench.workloads import SEED, Workload
 from ensemblekit.core.seeds import generator
@@ -31,28 +31,28 @@ from ensemblekit.spec.optimizers import Optimizer, optimizer_classes
 NAIVE = "naive"
 OURS = "ensemblekit"
 Round = Callable[[], object]
-"""Does all steps of one round."""
+"""Runs all steps of one round."""
 Maker = Callable[[ExitStack], Round]
-"""Gets a contestant ready; what it holds is released by the stack."""
+"""Prepares a contestant; the stack releases its resources."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """All ways to do one piece of work here."""
+    """All contestants of one workload on this machine."""
 
     makers: Mapping[str, Maker]
-    """The naive way first. Each is made by itself, so that a process can hold one of them alone."""
+    """The naive loop first. Each is built separately, so that a process can hold one of them alone."""
     cannot_run: Mapping[str, str] = field(default_factory=dict)
-    """The engines that cannot, each with the reason."""
+    """The engines that cannot run the workload, each with the reason."""
     flops_of_step: Callable[[], int] | None = None
-    """What one step takes at least: the arithmetic of the members that learn, or of all in inference."""
+    """Floating-point operations of one step: of the members that are trained, or of all members in inference."""
     measure_auto: Callable[[], dict[str, float]] | None = None
-    """Does what `auto` does in a run: seconds per step of each engine it has tried."""
+    """Measures as `auto` does in a run: seconds per step of each engine."""
 
 
-def naive_apart(workload: Workload, device: torch.device) -> Apart:
-    """The naive way in a process of its own."""
-    return Apart(partial(_naive_round, workload, device))
+def naive_subprocess(workload: Workload, device: torch.device) -> SubprocessContestant:
+    """The naive loop in a process of its own."""
+    return SubprocessContestant(partial(_naive_round, workload, device))
 
 
 def _naive_round(workload: Workload, device: torch.device) -> Round:
@@ -60,13 +60,13 @@ def _naive_round(workload: Workload, device: torch.device) -> Round:
 
 
 def contest_of(workload: Workload, device: torch.device) -> Contest:
-    """Everybody who can do this work on this device."""
+    """All contestants that can run this workload on this device."""
     kinds = {"training": training_contest, "inference": inference_contest, "pipeline": pipeline_contest}
     return kinds[workload.kind](workload, device)
 
 
 def repeated(step: Callable[[], object], steps: int) -> Round:
-    """A round: the same step, so many times."""
+    """A round of `steps` identical steps."""
 
     def work() -> None:
         for _ in range(steps):
@@ -76,7 +76,7 @@ def repeated(step: Callable[[], object], steps: int) -> Round:
 
 
 def training_contest(workload: Workload, device: torch.device) -> Contest:
-    """Steps of training, by each engine."""
+    """Training steps by each engine."""
     optimizer = workload.run_spec.optimizer.name
     settings = workload.settings(device)
     slots = workload.slots(device)
@@ -95,8 +95,8 @@ def training_contest(workload: Workload, device: torch.device) -> Contest:
         return repeated(lambda: running.train_step(batch, weights, rate, next(steps)), workload.steps)
 
     def flops() -> int:
-        learning = naive_loop(workload, [slot for slot in workload.slots(device) if not slot.frozen])
-        return count_flops(lambda: learning.step(batch.inputs, batch.targets, weights))
+        trained = naive_loop(workload, [slot for slot in workload.slots(device) if not slot.frozen])
+        return count_flops(lambda: trained.step(batch.inputs, batch.targets, weights))
 
     return Contest(
         {NAIVE: naive, **{name: partial(engine, name) for name, reason in reasons.items() if reason is None}},
@@ -107,7 +107,7 @@ def training_contest(workload: Workload, device: torch.device) -> Contest:
 
 
 def naive_loop(workload: Workload, slots: list[Slot]) -> NaiveLoop:
-    """The loop written by hand over the networks of these slots; kept copies are run and do not learn."""
+    """The hand-written loop over the networks of these slots; frozen copies run but are not trained."""
     for slot in slots:
         slot.network.train(not slot.frozen).requires_grad_(not slot.frozen)
     networks = [slot.network for slot in slots]
@@ -115,7 +115,7 @@ def naive_loop(workload: Workload, slots: list[Slot]) -> NaiveLoop:
 
 
 def published_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """The optimizer as its package has it and one would write it, not as engines build it."""
+    """The optimizer as its package publishes it, not as engines build it."""
     optimizer_class = AdaBelief if optimizer.name == "adabelief" else optimizer_classes()[optimizer.name]
     with redirect_stdout(None):  # AdaBelief prints its settings
         built: torch.optim.Optimizer = optimizer_class(parameters, **optimizer.model_dump(exclude={"name"}))
@@ -145,7 +145,7 @@ def inference_contest(workload: Workload, device: torch.device) -> Contest:
 
 
 def pipeline_contest(workload: Workload, device: torch.device, images: Tensor | None = None) -> Contest:
-    """Passes over images uint8 (N, 3, H, W), random ones by default: crop, flip and normalise, a step for a batch."""
+    """Epochs over uint8 images (N, 3, H, W), random ones by default: crop, flip and normalise; a step is a batch."""
     if images is None:
         shape = (workload.steps * workload.batch_size, *workload.input_shape)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=generator(SEED, "bench"))
@@ -166,7 +166,7 @@ def pipeline_contest(workload: Workload, device: torch.device, images: Tensor | 
 
 
 class PerImage(TorchDataset[tuple[Tensor, int]]):
-    """Images that go through torchvision's transforms one by one, as its own data sets do it."""
+    """Images that go through torchvision's transforms one by one, as in its own data sets."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = images.permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,4 +1,4 @@
-"""Measures one workload: all contestants in turn, their memory, and what `auto` would choose."""
+"""Measures one workload: all contestants in turn, their memory, and the choice of `auto`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ensemblekit.bench.contestants import NAIVE, Contest, Round, contest_of, naive_apart
-from ensemblekit.bench.peak_memory import PeakMemory, peak_memory
+from ensemblekit.bench.contestants import NAIVE, Contest, Round, contest_of, naive_subprocess
+from ensemblekit.bench.peak_memory import peak_memory
 from ensemblekit.bench.timing import GemmMeter, Timing, interleaved, synchroniser
 from ensemblekit.bench.workloads import Workload
 from ensemblekit.engines.capabilities import fast_paths
@@ -18,49 +18,57 @@ from ensemblekit.engines.capabilities import fast_paths
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured of one contestant, per step; or why it cannot do this work."""
+    """Measurements of one contestant, per step; or why it cannot run the workload."""
 
     contestant: str
     timing: Timing | None = None
     ratio: float | None = None
-    """How many times as long the naive way took."""
-    memory: PeakMemory | None = None
+    """Speed-up over the naive loop: its median time divided by this one's."""
+    memory: int | None = None
+    """Growth of resident memory, in bytes."""
     gemm_fraction: float | None = None
-    """The share of the measured peak rate of matrix products that its useful arithmetic ran at."""
+    """Rate of useful floating-point operations as a fraction of the measured peak rate of matrix products."""
     cannot_run: str = ""
 
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What `auto` would have chosen here."""
+    """The engine that `auto` would have chosen."""
 
     engine: str
     seconds_of_trying: float
+    """How long its measurements took."""
     times_the_best: float
-    """How long a step of the chosen engine took, as a multiple of that of the fastest one."""
+    """Time of a step of the chosen engine as a multiple of the fastest engine's."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """All that was measured of one workload."""
+    """All measurements of one workload."""
 
     workload: Workload
     entries: tuple[Entry, ...]
     auto: AutoChoice | None
     gemm_rate: float
-    """The measured peak, in floating-point operations per second."""
+    """Peak rate of matrix products, in floating-point operations per second."""
     paths: Mapping[str, str]
-    """The fast ways of running that its model supports, and why not the others."""
+    """The fast execution paths that the model supports, and why not the others."""
 
 
 def measure(workload: Workload, device: torch.device, with_memory: bool) -> Result:
-    """Measure everybody who can do this work on this device."""
+    """Measure all contestants of a workload.
+
+    Args:
+        workload: What to run.
+        device: Where to run it.
+        with_memory: Also measure peak memory, each contestant in a new process; on the CPU only.
+    """
     contest = contest_of(workload, device)
     meter = GemmMeter(device)
-    # first, because a run has to choose before anything is warm
-    tried, seconds_of_trying = _try_auto(contest)
+    # first, because a run chooses its engine before caches are warm
+    measured, seconds = _measure_as_auto(contest)
     with ExitStack() as stack:
-        contestants: dict[str, Round] = {NAIVE: stack.enter_context(naive_apart(workload, device))}
+        contestants: dict[str, Round] = {NAIVE: stack.enter_context(naive_subprocess(workload, device))}
         contestants |= {name: make(stack) for name, make in contest.makers.items() if name != NAIVE}
         rounds = interleaved(contestants, workload.rounds, meter.measure, synchroniser(device))
     timings = {name: timing.divided_by(workload.steps) for name, timing in rounds.items()}
@@ -76,22 +84,22 @@ def measure(workload: Workload, device: torch.device, with_memory: bool) -> Resu
         for name, timing in timings.items()
     ]
     entries += [Entry(name, cannot_run=reason) for name, reason in contest.cannot_run.items()]
-    auto = auto_choice(tried, seconds_of_trying, timings) if tried else None
+    auto = auto_choice(measured, seconds, timings) if measured else None
     has_model = workload.kind != "pipeline"
     paths = fast_paths(workload.run_spec.model, workload.input_shape) if has_model else {}
     return Result(workload, tuple(entries), auto, meter.best_rate, paths)
 
 
-def _try_auto(contest: Contest) -> tuple[dict[str, float], float]:
+def _measure_as_auto(contest: Contest) -> tuple[dict[str, float], float]:
     if contest.measure_auto is None:
         return {}, 0.0
     start = time.perf_counter()
-    tried = contest.measure_auto()
-    return tried, time.perf_counter() - start
+    measured = contest.measure_auto()
+    return measured, time.perf_counter() - start
 
 
-def auto_choice(tried: Mapping[str, float], seconds_of_trying: float, timings: Mapping[str, Timing]) -> AutoChoice:
-    """The engine that `auto` chooses from what it has tried, judged by the times that were taken in turn."""
-    chosen = min(tried, key=tried.__getitem__)
+def auto_choice(measured: Mapping[str, float], seconds: float, timings: Mapping[str, Timing]) -> AutoChoice:
+    """The engine that is fastest in the measurements of `auto`, judged by the interleaved timings."""
+    chosen = min(measured, key=measured.__getitem__)
     best = min(timing.median for name, timing in timings.items() if name != NAIVE)
-    return AutoChoice(chosen, seconds_of_trying, timings[chosen].median / best)
+    return AutoChoice(chosen, seconds, timings[chosen].median / best)

@@ -1,4 +1,4 @@
-"""Ensembles as one writes them by hand: separate networks in a list, one loss, one optimizer. The yardstick."""
+"""The baseline: an ensemble as most people write it, with networks in a list, one loss and one optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 NaiveLoss = Callable[[Sequence[Tensor], Tensor, Tensor | None], Tensor]
-"""(outputs of each member (B, C), class indices (B,), weights (B, M) or None) → scalar."""
+"""(outputs (B, C) of each member, class indices (B,), weights (B, M) or None) → scalar."""
 
 
 def coupled(outputs: Sequence[Tensor], targets: Tensor, weights: Tensor | None) -> Tensor:
@@ -24,7 +24,7 @@ def separate(outputs: Sequence[Tensor], targets: Tensor, weights: Tensor | None)
 
 
 def weighted(outputs: Sequence[Tensor], targets: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of the members' losses, each sample counted by the member's own weight."""
+    """The mean of the members' losses, with a weight for each sample and member."""
     assert weights is not None
     losses = [
         (weights[:, member] * cross_entropy(output, targets, reduction="none")).mean()
@@ -34,12 +34,12 @@ def weighted(outputs: Sequence[Tensor], targets: Tensor, weights: Tensor | None)
 
 
 def newest(outputs: Sequence[Tensor], targets: Tensor, weights: Tensor | None) -> Tensor:
-    """The loss of the last network, whose earlier copies have run for nothing."""
+    """The loss of the last network; the outputs of its earlier copies are not used."""
     return cross_entropy(outputs[-1], targets)
 
 
 def stages(outputs: Sequence[Tensor], targets: Tensor, weights: Tensor | None) -> Tensor:
-    """The sum of the losses of every member added to the sum of those before it."""
+    """The sum over the members of the loss of each partial sum of outputs; earlier outputs are constants."""
     total = torch.zeros_like(outputs[0])
     losses = []
     for output in outputs:
@@ -52,7 +52,7 @@ NAIVE_LOSSES: dict[str, NaiveLoss] = {loss.__name__: loss for loss in (coupled, 
 
 
 class NaiveLoop:
-    """Networks that run one after the other in their default layout, with the default number of threads."""
+    """Networks that run one after the other, with the default memory layout and number of threads."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class NaiveLoop:
         self.optimizer = build_optimizer([parameter for parameter in parameters if parameter.requires_grad])
 
     def step(self, inputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """One step of training; returns the loss."""
+        """Run one training step and return the loss."""
         self.optimizer.zero_grad()
         outputs = [network(inputs) for network in self.networks]
         loss = self.loss(outputs, targets, weights)

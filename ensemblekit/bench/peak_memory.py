@@ -1,4 +1,4 @@
-"""The peak memory of one contestant, measured in a process that holds nothing else.
+"""Peak memory of one contestant, measured in a process of its own.
 
 ``python -m ensemblekit.bench.peak_memory CONTESTANT`` reads a workload as JSON from its standard input.
 """
@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,22 +19,24 @@ from ensemblekit.bench.workloads import Workload
 from ensemblekit.core.errors import ResourceError
 
 ROUNDS = 3
-"""The optimizer's state is there after the first step; more steps show what the allocator keeps."""
+"""The first step allocates the optimizer's state; further steps show what the allocator keeps."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True)
-class PeakMemory:
-    """Bytes of resident memory."""
+def peak_memory(workload: Workload, contestant: str, steps: int = 1) -> int:
+    """Measure how much the resident memory of a new process grows at most while a contestant runs.
 
-    total: int
-    """The most that the whole process held while it worked."""
-    growth: int
-    """How much more that is than what it held before the first step, with members and data in place."""
+    Args:
+        workload: What to run, on the CPU.
+        contestant: A name in the workload's contest.
+        steps: Steps in each of the three rounds.
 
+    Returns:
+        The peak minus what the process held before the first step, with members and data in place; in bytes.
 
-def peak_memory(workload: Workload, contestant: str, steps: int = 1) -> PeakMemory:
-    """What one contestant needs for a few rounds of steps, measured in a process of its own; the CPU's memory only."""
+    Raises:
+        ResourceError: The process failed.
+    """
     child = subprocess.run(
         [sys.executable, "-m", __spec__.name if __spec__ else __name__, contestant],
         input=json.dumps(replace(workload, steps=steps).to_table()),
@@ -44,31 +46,32 @@ def peak_memory(workload: Workload, contestant: str, steps: int = 1) -> PeakMemo
     if child.returncode != 0:
         reason = child.stderr.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         where = f'workload "{workload.name}", contestant "{contestant}"'
-        raise ResourceError(f"the process that measures memory failed: {reason[0]}", where, "free memory, try again")
-    return PeakMemory(**json.loads(child.stdout))
+        raise ResourceError(
+            f"the process that measures memory failed: {reason[0]}", where, "free some memory and try again"
+        )
+    return int(child.stdout)
 
 
 def main(contestant: str) -> None:
-    """The child: prepare, run a few steps, print the peak as JSON."""
+    """The child process: prepare, run a few steps, print the growth in bytes."""
     workload = Workload.from_table(json.load(sys.stdin))
     with ExitStack() as stack:
         work = contest_of(workload, torch.device("cpu")).makers[contestant](stack)
-        before = _restarted_peak()
+        before = _reset_peak()
         for _ in range(ROUNDS):
             work()
-        peak = _peak()
-    print(json.dumps(asdict(PeakMemory(peak, peak - before))))
+        print(_peak() - before)
 
 
-def _restarted_peak() -> int:
-    """Forget the peak until now, and return what is held now; where that cannot be done, the peak until now."""
+def _reset_peak() -> int:
+    """Reset the peak to the memory held now and return it; where the system cannot, return the peak so far."""
     if _CLEAR.exists():
         _CLEAR.write_text("5")
     return _peak()
 
 
 def _peak() -> int:
-    # Not ru_maxrss if it can be helped: on Linux a new process takes over its parent's.
+    # Not ru_maxrss where /proc exists: on Linux a new process inherits its parent's value.
     if _STATUS.exists():
         fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         return int(fields["VmHWM"].split()[0]) * 1024

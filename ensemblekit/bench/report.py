@@ -1,4 +1,4 @@
-"""What was measured, as a table for people, as JSON and as CSV."""
+"""Results of a benchmark as a table for people, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from ensemblekit.bench.measurement import AutoChoice, Entry, Result
+from ensemblekit.bench.workloads import Workload
+from ensemblekit.display.console import Printer
 
-TABLE_COLUMNS = ("contestant", "ms per step", "± ms", "against naive", "peak memory", "of GEMM peak")
+TABLE_COLUMNS = ("contestant", "ms per step", "± ms", "speed-up", "peak memory", "of GEMM peak")
 CSV_COLUMNS = (
     *("date", "machine", "command", "workload", "contestant", "median_seconds", "spread_seconds", "ratio_to_naive"),
     *("peak_memory_mb", "fraction_of_gemm_peak", "auto_choice", "note"),
@@ -35,6 +37,22 @@ def today() -> str:
     return datetime.now().astimezone().date().isoformat()
 
 
+def print_title(workload: Workload, printer: Printer) -> None:
+    """Print which workload is measured next."""
+    printer.heading(workload.name)
+    printer.text(f"{workload.title}; batches of {workload.batch_size}")
+
+
+def print_result(result: Result, printer: Printer) -> None:
+    """Print the table and the remarks of one workload; columns without any value are left out."""
+    columns = [column for column in zip(TABLE_COLUMNS, *table_rows(result), strict=True) if any(column[1:])]
+    names, *rows = zip(*columns, strict=True)
+    printer.table(names, rows)
+    for line in remarks(result):
+        printer.text(line)
+    printer.text()
+
+
 def table_rows(result: Result) -> list[tuple[str, ...]]:
     """A row for each contestant that ran."""
     return [_table_row(entry) for entry in result.entries if not entry.cannot_run]
@@ -47,26 +65,35 @@ def _table_row(entry: Entry) -> tuple[str, ...]:
         f"{1000 * entry.timing.median:.2f}",
         f"{1000 * entry.timing.spread:.2f}",
         "" if entry.ratio is None else f"{entry.ratio:.2f}×",
-        "" if entry.memory is None else f"{entry.memory.growth / MEGABYTE:,.0f} MB",
+        "" if entry.memory is None else f"{entry.memory / MEGABYTE:,.0f} MB",
         "" if entry.gemm_fraction is None else f"{100 * entry.gemm_fraction:.1f} %",
     )
 
 
 def remarks(result: Result) -> list[str]:
-    """Who could not run and why, which fast paths the model has, and what `auto` would do."""
-    lines = [f"{entry.contestant} cannot run this: {entry.cannot_run}" for entry in result.entries if entry.cannot_run]
+    """Which engines cannot run and why, which fast paths the model supports, and what `auto` would choose."""
+    lines = [
+        f"{entry.contestant} cannot run this workload: {entry.cannot_run}"
+        for entry in result.entries
+        if entry.cannot_run
+    ]
     if result.paths:
         lines.append("; ".join(f"{label} {words}" for label, words in result.paths.items()))
     return [*lines, auto_line(result.auto)] if result.auto else lines
 
 
 def auto_line(auto: AutoChoice) -> str:
-    verdict = "the fastest" if auto.times_the_best == 1 else f"{auto.times_the_best:.2f} times the fastest one's time"
-    return f"auto would choose {auto.engine} ({verdict}) after {auto.seconds_of_trying:.1f} s of trying"
+    verdict = "the fastest" if auto.times_the_best == 1 else f"{auto.times_the_best:.2f}× the time of the fastest"
+    return f"auto would choose {auto.engine} ({verdict}) after {auto.seconds_of_trying:.1f} s of measuring"
+
+
+def results_as_csv(results: Iterable[Result], command: str) -> str:
+    """A CSV file with a row for each contestant of each workload; `command` repeats the measurement."""
+    return csv_text(CSV_COLUMNS, (row for result in results for row in csv_rows(result, command)))
 
 
 def csv_rows(result: Result, command: str) -> list[dict[str, str]]:
-    """A row for each contestant, also for those that cannot run."""
+    """A row for each contestant, including those that cannot run."""
     about = {"date": today(), "machine": machine(), "command": command, "workload": result.workload.name}
     choice = result.auto.engine if result.auto else ""
     return [{**about, **_csv_numbers(entry), "auto_choice": choice} for entry in result.entries]
@@ -78,7 +105,7 @@ def _csv_numbers(entry: Entry) -> dict[str, str]:
         "median_seconds": _significant(entry.timing.median if entry.timing else None),
         "spread_seconds": _significant(entry.timing.spread if entry.timing else None),
         "ratio_to_naive": _significant(entry.ratio),
-        "peak_memory_mb": _significant(entry.memory.growth / MEGABYTE if entry.memory else None),
+        "peak_memory_mb": _significant(entry.memory / MEGABYTE if entry.memory else None),
         "fraction_of_gemm_peak": _significant(entry.gemm_fraction),
         "note": entry.cannot_run,
     }
@@ -98,7 +125,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[dict[str, str]]) -> str:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """Everything that was measured, every round included."""
+    """All measurements, including every round."""
     return {
         "date": today(),
         "machine": machine(),
@@ -134,6 +161,6 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "spread_seconds": entry.timing.spread,
         "seconds": list(entry.timing.seconds),
         "ratio_to_naive": entry.ratio,
-        "peak_memory_bytes": entry.memory.growth if entry.memory else None,
+        "peak_memory_bytes": entry.memory,
         "fraction_of_gemm_peak": entry.gemm_fraction,
     }

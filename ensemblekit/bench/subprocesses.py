@@ -1,7 +1,7 @@
-"""A contestant in a process of its own, which works only when it is its turn.
+"""A contestant in a process of its own, which is idle except in its turn.
 
-The loop written by hand is measured like that: this package tells malloc to keep freed memory, which holds for a whole
-process, and a loop written by hand does not have that.
+The hand-written loop is measured like this: engines tell malloc to keep freed memory, for their whole process, and a
+hand-written loop would not have that advantage.
 """
 
 from __future__ import annotations
@@ -18,29 +18,33 @@ from typing import Any, Self
 from ensemblekit.core.errors import ResourceError
 
 
-class Apart:
-    """What `make` returns, made and called in another process; `make` and all that is passed must be picklable."""
+class SubprocessContestant:
+    """An object that lives in another process; calling this calls it.
+
+    Args:
+        make: Builds the object, in the other process; must be picklable.
+    """
 
     def __init__(self, make: Callable[[], object]) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, make), daemon=True)
-        with _ignoring_interrupts():  # which the child inherits: Ctrl-C is for the one who waits for it
+        self.connection, child_connection = context.Pipe()
+        self.process = context.Process(target=_serve, args=(child_connection, make), daemon=True)
+        with _ignoring_interrupts():  # which the child inherits: Ctrl-C is handled by the parent alone
             self.process.start()
-        theirs.close()
+        child_connection.close()
 
     def call(self, name: str) -> Any:
-        """Call a method of it, wait, and return what that returned."""
+        """Call a method of the object, wait, and return the result."""
         try:
             self.connection.send(name)
-            done, answer = self.connection.recv()
+            succeeded, result = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
             what = f"the process of a contestant ended with code {self.process.exitcode}"
-            raise ResourceError(what, "ensemblekit bench", "free memory, try again") from None
-        if not done:
-            raise ChildProcessError(answer)
-        return answer
+            raise ResourceError(what, "ensemblekit bench", "free some memory and try again") from None
+        if not succeeded:
+            raise ChildProcessError(result)
+        return result
 
     def __call__(self) -> Any:
         return self.call("__call__")
@@ -51,7 +55,7 @@ class Apart:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.connection.close()  # which ends it
+        self.connection.close()  # which ends the process
         self.process.join()
 
 
@@ -68,13 +72,13 @@ def _ignoring_interrupts() -> Iterator[None]:
 
 
 def _serve(connection: Connection, make: Callable[[], object]) -> None:
-    made = make()
+    contestant = make()
     while True:
         try:
             name = connection.recv()
         except EOFError:
             return
         try:
-            connection.send((True, getattr(made, name)()))
-        except Exception as error:  # it is the other process that has to tell
+            connection.send((True, getattr(contestant, name)()))
+        except Exception as error:  # the parent reports it
             connection.send((False, f"{type(error).__name__}: {error}"))

@@ -1,4 +1,4 @@
-"""Times of several ways to do the same work, taken in turn: only those compare on a machine whose speed drifts."""
+"""Interleaved timings of several ways to do the same work, which compare even on a machine whose speed drifts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GEMM_REPEATS = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one contestant took, round by round."""
+    """Seconds that one contestant took in each round."""
 
     seconds: tuple[float, ...]
 
@@ -35,12 +35,8 @@ class Timing:
         return (upper - lower) / 2
 
     def divided_by(self, count: int) -> Timing:
-        """The same for each of `count` equal parts of the work."""
+        """The timing of one of `count` equal parts of the work."""
         return Timing(tuple(seconds / count for seconds in self.seconds))
-
-    def times_faster(self, other: Timing) -> tuple[float, ...]:
-        """How many times as long the other took in each round: its neighbours in time, so drift cancels."""
-        return tuple(theirs / own for own, theirs in zip(self.seconds, other.seconds, strict=True))
 
 
 def interleaved(
@@ -48,24 +44,25 @@ def interleaved(
     rounds: int,
     between: Callable[[], object] | None = None,
     synchronise: Callable[[], object] | None = None,
-    prepare: Callable[[str], object] | None = None,
-    warm_up: bool = True,
 ) -> dict[str, Timing]:
-    """Run A B A B … for that many rounds, after each has run once to warm up (which long work does by itself).
+    """Time contestants in turn, A B A B …, after each has run once to warm up.
 
-    `between` is called after each round; `synchronise` waits for a device that computes on its own; `prepare` is
-    called with a contestant's name ahead of its turn, which its time does not include.
+    Args:
+        contestants: What to call, by name.
+        rounds: Timed calls of each contestant.
+        between: Called after each round.
+        synchronise: Waits for a device that computes asynchronously.
+
+    Returns:
+        The seconds of every round, by name.
     """
     wait = synchronise or (lambda: None)
-    get_ready = prepare or (lambda name: None)
-    for name, work in contestants.items() if warm_up else ():
-        get_ready(name)
+    for work in contestants.values():
         work()
         wait()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, work in contestants.items():
-            get_ready(name)
             start = time.perf_counter()
             work()
             wait()
@@ -76,12 +73,12 @@ def interleaved(
 
 
 def synchroniser(device: torch.device) -> Callable[[], object] | None:
-    """What waits for the device; None on a CPU, which never runs ahead."""
+    """A function that waits for the device; None for a CPU, which computes synchronously."""
     return None if device.type in ("cpu", "meta") else torch.accelerator.synchronize
 
 
 class GemmMeter:
-    """The best rate of float32 matrix products of 1024² that this machine has shown, with a thread for each core."""
+    """Highest measured rate of float32 matrix products of 1024 × 1024, with a thread for each core."""
 
     def __init__(self, device: torch.device) -> None:
         self.matrix = torch.full((GEMM_SIZE, GEMM_SIZE), 0.5, device=device)

@@ -1,4 +1,4 @@
-"""The fixed pieces of work that are measured, read from workloads.toml beside this file, and what they are made of."""
+"""The workloads of the benchmark, read from workloads.toml beside this file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Workload:
-    """One piece of work; everything in it is a plain value, so that another process can be told of it."""
+    """One workload, in plain values, so that it can be sent to another process."""
 
     name: str
     title: str
@@ -38,26 +38,26 @@ class Workload:
     num_outputs: int
     batch_size: int
     steps: int
-    """Steps in one round of each contestant."""
+    """Steps of each contestant in one round."""
     rounds: int
     naive: str = ""
-    """The loss of the loop written by hand; only of training."""
+    """The loss of the hand-written loop; only for training."""
     spec: dict[str, Any] = field(default_factory=dict)
-    """The sections of a spec, without data."""
+    """The sections of a spec, except data."""
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Self:
         return cls(**{**table, "input_shape": tuple(table["input_shape"])})
 
     def to_table(self) -> dict[str, Any]:
-        """What `from_table` reads back to an equal workload."""
+        """A table that `from_table` turns back into an equal workload."""
         return asdict(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # without what is made of them
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # not the cached spec
 
     def changed(self, **sections: dict[str, Any]) -> Self:
-        """The same with other values in some sections of its spec, such as ``ensemble={"members": 2}``."""
+        """A copy with other values in sections of its spec, for example ``ensemble={"members": 2}``."""
         merged = {name: {**self.spec.get(name, {}), **section} for name, section in sections.items()}
         return replace(self, spec={**self.spec, **merged})
 
@@ -82,7 +82,7 @@ class Workload:
         return Settings(device, self.run_spec.optimizer.build, recompute=self.run_spec.engine.recompute)
 
     def slots(self, device: torch.device) -> list[Slot]:
-        """The members as they are late in a run: a method that starts with fewer has kept copies of the last one."""
+        """The members as late in a run: a method that starts with fewer of them has frozen copies of the last one."""
         num_members = self.run_spec.ensemble.members
         members = TrainingMembers(self.run_spec, self.info, self.num_outputs, device)
         members.start(self.objective().hooks.hook.members_at_start(num_members=num_members))
@@ -98,24 +98,28 @@ class Workload:
         return Batch(inputs.to(device), targets.to(device), torch.arange(self.batch_size, device=device))
 
     def sample_weights(self, device: torch.device) -> Tensor | None:
-        """The weights (B, M) of the batch's samples, if the method draws any."""
+        """The weights (B, M) of the batch's samples, if the method has any."""
         weights = self.objective().sample_weights(self.batch_size, self.run_spec.ensemble.members, SEED)
         return None if weights is None else weights.to(device)
 
 
 def all_workloads(quick: bool = False) -> dict[str, Workload]:
-    """Every workload by name; `quick` has fewer and smaller ones."""
-    found = {}
+    """All workloads by name; with `quick` fewer and smaller ones."""
+    workloads = {}
     tables = tomllib.loads(files(__package__).joinpath("workloads.toml").read_text(encoding="utf-8"))
     for name, table in tables.items():
         changes = table.pop("quick", None)
         if not quick or changes is not None:
-            found[name] = Workload.from_table({"name": name, **table, **(changes if quick and changes else {})})
-    return found
+            workloads[name] = Workload.from_table({"name": name, **table, **(changes if quick and changes else {})})
+    return workloads
 
 
 def select_workloads(names: Sequence[str], quick: bool = False) -> list[Workload]:
-    """The workloads of these names, or all of them if none is given."""
+    """The workloads of these names, or all workloads if there are no names.
+
+    Raises:
+        UsageError: A name is unknown, or the workload is left out with `quick`.
+    """
     known = all_workloads(quick)
     for name in names:
         if name not in known:

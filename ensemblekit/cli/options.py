@@ -1,8 +1,19 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the list of plugin kinds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import click
+
+from ensemblekit.cli.completion import complete_directory, complete_setting, complete_spec
+from ensemblekit.core.errors import UsageError
+from ensemblekit.core.registry import GROUPS
+
+KINDS = {group.rpartition(".")[2]: kind for kind, group in GROUPS.items()}
+"""Plugin kinds by their plural: `methods` → `method`."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 plugin_option = click.option(
@@ -10,13 +21,34 @@ plugin_option = click.option(
     "plugin_files",
     multiple=True,
     metavar="FILE",
-    help="Also use the plugin classes of this Python file (SoftMin becomes soft_min). Repeatable.",
+    type=click.Path(),
+    help="Also use the plugin classes of this Python file (class SoftMin becomes soft_min). Repeatable.",
 )
 set_option = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a value, as in --set training.epochs=3. Repeatable.",
+    shell_complete=complete_setting,
+    help="Override a value of the spec, for example: --set training.epochs=3. Repeatable.",
 )
-quiet_option = click.option("--quiet", is_flag=True, help="Show no progress; print only where the run is.")
+kind_option = click.option(
+    "--kind", type=click.Choice(list(KINDS.values())), help="Kind of plugin, if the name is ambiguous."
+)
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress; print only the path of the run.")
+spec_argument = click.argument(
+    "spec_file", metavar="SPEC", type=click.Path(path_type=Path), shell_complete=complete_spec
+)
+run_argument = click.argument(
+    "run_path", metavar="RUN", type=click.Path(path_type=Path), shell_complete=complete_directory
+)
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Turn a failure to write the file that a user named into a usage error."""
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise UsageError(what, str(path), "name a file in a directory that you may write to") from error

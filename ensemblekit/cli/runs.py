@@ -1,32 +1,45 @@
-"""The commands about runs: train, resume, evaluate, predict. Like all of the command line they import late."""
+"""The commands about runs: train, resume, evaluate, predict."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ensemblekit.cli.options import json_option, plugin_option, quiet_option, set_option
+from ensemblekit.cli.completion import complete_dataset, complete_device, complete_directory
+from ensemblekit.cli.options import (
+    json_option,
+    plugin_option,
+    quiet_option,
+    run_argument,
+    set_option,
+    spec_argument,
+    writing_to,
+)
 from ensemblekit.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ensemblekit.display.progress import Progress
-
-run_argument = click.argument("run_path", metavar="RUN", type=click.Path(path_type=Path))
+    from ensemblekit.training.runs import Run
 
 
 @click.command()
-@click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
+@spec_argument
 @set_option
 @click.option(
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where the run goes. Default: runs/NAME-NUMBER, by the name of the spec and the first free number.",
+    shell_complete=complete_directory,
+    help="Directory of the run. Default: runs/NAME-N, from the name of the spec and the first free number.",
 )
-@click.option("--device", help="Where to compute: cpu, cuda, cuda:1, mps or auto. Short for --set engine.device=…")
+@click.option(
+    "--device",
+    shell_complete=complete_device,
+    help="Device to train on: cpu, cuda, cuda:1, mps or auto. Short for --set engine.device=…",
+)
 @plugin_option
 @quiet_option
 @json_option
@@ -39,21 +52,28 @@ def train(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train the ensemble of a spec: show the plan, the progress and what came of it, and keep it in a directory.
+    """Train the ensemble that a spec describes.
 
-    Ctrl-C saves and stops; `ensemblekit resume` goes on from there. A value of --set is read as TOML; what is no
-    TOML value (a bare word, a path) is a string.
+    SPEC is a TOML file, or the name of a shipped spec such as digits (ensemblekit specs lists them). Shows the plan,
+    the progress and the result, and saves everything in a run directory.
+
+    Ctrl-C stops training; ensemblekit resume continues from the last finished epoch. A value of --set is read as
+    TOML; anything that is not valid TOML is taken as a string.
     """
     from ensemblekit import api
+    from ensemblekit.display.progress import choose_progress
+    from ensemblekit.spec.shipped import find_spec
     from ensemblekit.spec.tables import parse_override
     from ensemblekit.training.runs import free_directory
 
     overrides = dict(parse_override(setting) for setting in settings)
     if device is not None:
         overrides["engine.device"] = device
-    spec = api.load_spec(spec_file, overrides, plugin_files)
-    place = out or free_directory(spec_file.stem)
-    _run(lambda progress: api.train(spec, place, progress=progress, plugins=plugin_files), quiet, as_json)
+    path = find_spec(spec_file)
+    spec = api.load_spec(path, overrides, plugin_files)
+    with closing(choose_progress(quiet or as_json)) as progress:
+        run = api.train(spec, out or free_directory(path.stem), progress=progress, plugins=plugin_files)
+    _print_run(run, quiet, as_json)
 
 
 @click.command()
@@ -62,26 +82,48 @@ def train(
 @quiet_option
 @json_option
 def resume(run_path: Path, plugin_files: Sequence[str], quiet: bool, as_json: bool) -> None:
-    """Go on with a run that was interrupted, from its last checkpoint, to the same result as without the break."""
-    from ensemblekit import api
+    """Continue an interrupted run from its last checkpoint.
 
-    _run(lambda progress: api.resume(run_path, progress=progress, plugins=plugin_files), quiet, as_json)
+    The result is bit-identical to that of an uninterrupted run.
+    """
+    from ensemblekit import api
+    from ensemblekit.display.progress import choose_progress
+
+    with closing(choose_progress(quiet or as_json)) as progress:
+        run = api.resume(run_path, progress=progress, plugins=plugin_files)
+    _print_run(run, quiet, as_json)
+
+
+def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
+    """Print the final metrics or the path of a run, if its progress was not shown."""
+    from ensemblekit.display.console import Printer
+
+    if as_json:
+        Printer().json({**run.metrics, "path": str(run.path)})
+    elif quiet:
+        Printer().verbatim(str(run.path))
 
 
 @click.command()
 @run_argument
 @click.option(
-    "--data", metavar="NAME-OR-TABLE", help="Another data set of the same form: its name, or a TOML table { name = … }."
+    "--data",
+    metavar="NAME|TABLE",
+    shell_complete=complete_dataset,
+    help="Use another data set with inputs and outputs of the same shape: its name, or a TOML table { name = … }.",
 )
 @plugin_option
 @json_option
 def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
-    """Show every metric of a run's ensemble on its test data: accuracy, calibration, members, diversity."""
+    """Show every metric of a run on its test data.
+
+    Accuracy or error, calibration, the members and their diversity.
+    """
     from ensemblekit import api
     from ensemblekit.display.console import Printer
     from ensemblekit.display.summary import decomposition_line, metric_rows
 
-    other = None if data is None else _data_table(data)
+    other = None if data is None else _parse_data(data)
     metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files)
     printer = Printer()
     if as_json:
@@ -94,23 +136,30 @@ def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_j
         printer.text(line)
 
 
-def _data_table(text: str) -> Any:
-    """What --data says, read as --set reads it."""
+def _parse_data(text: str) -> Any:
+    """The value of --data, parsed as the values of --set are."""
     from ensemblekit.spec.tables import parse_override
 
     try:
         return parse_override(f"data={text}")[1]
     except UsageError as error:
         fix = 'write a name, or a table: {name="image_folder", path="…"}'
-        raise UsageError(error.what.replace(f"data={text}", text), "--data", fix) from error
+        raise UsageError(f'"{text}" is neither a name nor a TOML table', "--data", fix) from error
 
 
 @click.command()
 @run_argument
 @click.argument("files", metavar="FILES…", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--format", "file_format", type=click.Choice(["csv", "json"]), help="Default: csv, or as FILE is called.")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["csv", "json"]),
+    help="Default: by the extension of --output, else csv.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Write there, not to the terminal.")
+@click.option(
+    "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to this file. Default: standard output."
+)
 @plugin_option
 def predict(
     run_path: Path,
@@ -120,13 +169,13 @@ def predict(
     output: Path | None,
     plugin_files: Sequence[str],
 ) -> None:
-    """Predict classes or values for new files, and say how sure the ensemble is.
+    """Predict classes or values for new files, with uncertainty.
 
-    FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. Else they are CSV files with a header:
-    with the columns of your own table, which is read again to prepare them alike, or with the features in their order.
+    FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. Otherwise they are CSV files with a
+    header: the columns of the training table, or the features in their order.
 
-    Of classes: probability, the share of members that agree, the predictive entropy, and the mutual information
-    (the part of the entropy that comes from disagreement). Of values: the standard deviation over the members.
+    For classes: probability, share of members that agree, predictive entropy and mutual information (the part of the
+    entropy that is due to disagreement). For values: standard deviation over the members.
     """
     from ensemblekit import api
     from ensemblekit.inference.prediction import format_predictions, predict_files
@@ -137,27 +186,8 @@ def predict(
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
+    with writing_to(output):
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        what = f"cannot be written: {error.strerror or error}"
-        raise UsageError(what, str(output), "name a file in a directory that you may write to") from error
 
 
-def _run(work: Callable[[Progress], Any], quiet: bool, as_json: bool) -> None:
-    """Train with progress, or print only the final metrics or the place of the run."""
-    from ensemblekit.display.console import Printer
-    from ensemblekit.display.progress import choose_progress
-
-    progress = choose_progress(quiet or as_json)
-    try:
-        run = work(progress)
-    finally:
-        progress.close()
-    if as_json:
-        Printer().json({**run.metrics, "path": str(run.path)})
-    elif quiet:
-        Printer().verbatim(str(run.path))
-
-
-COMMANDS = (train, resume, evaluate, predict)
+COMMANDS = {"Train": (train, resume), "Look at results": (evaluate,), "Use a trained ensemble": (predict,)}

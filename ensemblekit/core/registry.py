@@ -145,7 +145,7 @@ def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:
     """Whether a local file is the very one that an installed plugin comes from, and so stands in for it."""
     if (installed.kind, installed.name) != (local.kind, local.name):
         return False
-    module = _find_module(installed.target.partition(":")[0])
+    module = find_module(installed.target.partition(":")[0])
     source = Path(module.origin) if module is not None and module.origin else None
     return source is not None and source.is_file() and source.samefile(local.package)
 
@@ -247,7 +247,7 @@ def load_file(file: str | Path) -> list[PluginInfo]:
 def _static_docstring(target: str) -> str | None:
     module, _, class_name = target.partition(":")
     try:
-        spec = _find_module(module)
+        spec = find_module(module)
         if spec is None or spec.origin is None:
             return None
         tree = ast.parse(Path(spec.origin).read_bytes())
@@ -259,7 +259,7 @@ def _static_docstring(target: str) -> str | None:
     return None
 
 
-def _find_module(name: str) -> ModuleSpec | None:
+def find_module(name: str) -> ModuleSpec | None:
     """Where a module would be imported from, without importing its parent packages."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top)

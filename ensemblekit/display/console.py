@@ -42,7 +42,7 @@ class Printer:
         if self.for_a_person:
             table = Table(box=SIMPLE_HEAD, pad_edge=False)
             for index, column in enumerate(columns):
-                table.add_column(column, style="cyan" if index == 0 else "", overflow="fold")
+                table.add_column(column, style="cyan" if index == 0 else "", overflow="fold", no_wrap=index == 0)
             for row in rows:
                 table.add_row(*(Text(cell) for cell in row))
             self.console.print(table)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemblekit.core.errors import UsageError, did_you_mean
+from ensemblekit.core.lookup import find_plugin
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.parameters import parameters
 from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin
@@ -17,22 +18,19 @@ from ensemblekit.spec.reader import build_plugin
 BASES: dict[str, type[Plugin]] = {base.kind: base for base in (Method, Model, Dataset, Loss, Extension)}
 
 
-def find_targets(text: str) -> tuple[Registry, list[PluginInfo]]:
-    """The plugins that `NAME`, `kind:NAME`, `PACKAGE` or `FILE.py` stands for, and the registry that they are in."""
+def find_targets(text: str, kind: str | None = None) -> tuple[Registry, list[PluginInfo]]:
+    """The plugins that `NAME`, `KIND:NAME`, `PACKAGE` or `FILE.py` stands for, and the registry that they are in."""
     if text.endswith(".py"):
         registry = discover([text])
         return registry, [info for info in registry if str(Path(text)) in (info.package, *info.rivals)]
     registry = discover()
-    kind, colon, name = text.partition(":")
-    if colon:
-        if kind not in BASES:
-            raise UsageError(f'"{kind}" is no kind of plugin', text, f"kinds: {', '.join(BASES)}")
-        return registry, [registry.get(kind, name)]
-    found = registry.find(text)
-    if len(found) > 1:
-        kinds = ", ".join(info.kind for info in found)
-        raise UsageError(f'"{text}" is the name of several plugins', f"kinds: {kinds}", f"say {found[0].kind}:{text}")
-    return registry, found or _of_package(Path(text).name if Path(text).is_dir() else text, registry)
+    plugin = find_plugin(text, registry, kind)
+    if plugin is not None:
+        return registry, [plugin]
+    prefix, _, name = text.rpartition(":")
+    if kind or prefix:
+        return registry, [registry.get(kind or prefix, name)]  # which raises: no plugin of this kind has the name
+    return registry, _of_package(Path(text).name if Path(text).is_dir() else text, registry)
 
 
 def _of_package(text: str, registry: Registry) -> list[PluginInfo]:

@@ -1,7 +1,7 @@
-"""The same training three ways: by an engine of ours, by a loop written by hand, by torchensemble.
+"""The same training three ways: by an engine, by a hand-written loop, by torchensemble.
 
-Each fit starts from new members, which ours and the loop are given ahead (`prepare`); it reads its data itself, and
-neither evaluates nor saves on the way.
+Each fit starts from new members, which are built before the clock starts (`prepare`); it reads its data itself, and
+neither evaluates nor saves during training.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -20,19 +21,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ensemblekit as ek
 from ensemblekit.bench.contestants import contest_of, naive_loop
-from ensemblekit.bench.subprocesses import Apart
-from ensemblekit.bench.timing import Timing, interleaved
+from ensemblekit.bench.subprocesses import SubprocessContestant
+from ensemblekit.bench.timing import Timing
 from ensemblekit.bench.workloads import SEED, Workload
 from ensemblekit.engines import ENGINES, Engine
 from ensemblekit.members.growing import TrainingMembers
 
 CPU = torch.device("cpu")
 NOISE_IN_POINTS = 3.0
-"""Of percent: what two accuracies may differ by."""
+"""How much two accuracies may differ, in percentage points."""
 
 
 def chosen_engine(workload: Workload) -> str:
-    """What `auto` chooses for this work."""
+    """The engine that `auto` chooses for this workload."""
     measured = contest_of(workload, CPU).measure_auto()
     return min(measured, key=measured.__getitem__)
 
@@ -44,7 +45,7 @@ def tensors(split: ek.Split) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(outputs: Tensor, split: ek.Split) -> float:
-    """Percent of right classes of combined outputs (N, C)."""
+    """Accuracy of combined outputs (N, C), in percent."""
     return 100 * float((outputs.argmax(dim=-1) == split.targets).float().mean())
 
 
@@ -80,12 +81,13 @@ class OurFit:
             columns = [slot.member for slot in self.engine.running]
             lengths = self.data.train.training_batch_lengths(self.workload.batch_size)
             batches = self.data.train.training_batches(self.workload.batch_size, SEED, epoch)
-            for place, batch in enumerate(batches):
+            for index, batch in enumerate(batches):
                 rate = hooks.learning_rate(
-                    base=self.workload.learning_rate, epoch=epoch - 1 + place / len(lengths), num_epochs=self.epochs
+                    base=self.workload.learning_rate, epoch=epoch - 1 + index / len(lengths), num_epochs=self.epochs
                 )
-                own = None if weights is None else weights[batch.index][:, columns]
-                self.engine.train_step(batch, own, self.workload.learning_rate if rate is None else rate, step)
+                batch_weights = None if weights is None else weights[batch.index][:, columns]
+                learning_rate = self.workload.learning_rate if rate is None else rate
+                self.engine.train_step(batch, batch_weights, learning_rate, step)
                 step += 1
 
     def _new_engine(self, members: TrainingMembers) -> None:
@@ -104,7 +106,7 @@ class OurFit:
 
 
 class NaiveFit:
-    """The loop written by hand over a DataLoader."""
+    """The hand-written loop over a DataLoader."""
 
     def __init__(self, workload: Workload, data: ek.Data, epochs: int) -> None:
         self.workload, self.data, self.epochs = workload, data, epochs
@@ -126,7 +128,7 @@ class NaiveFit:
 
 
 class Member(nn.Module):
-    """One network of a workload, drawn anew each time it is made: what torchensemble takes for an estimator."""
+    """One randomly initialised network of a workload: an estimator for torchensemble."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
@@ -146,7 +148,7 @@ class PeerFit:
     def prepare(self) -> None:
         import torchensemble
 
-        torch.manual_seed(SEED)  # it draws members and batches from the global generator
+        torch.manual_seed(SEED)  # it initialises members and shuffles with the global generator
         spec = self.workload.run_spec
         self.ensemble = getattr(torchensemble, self.classifier)(
             estimator=Member,
@@ -159,7 +161,7 @@ class PeerFit:
 
     def __call__(self) -> None:
         samples = TensorDataset(*tensors(self.data.train))
-        samples.classes = range(self.data.info.num_outputs)  # spares it a pass to count the classes
+        samples.classes = range(self.data.info.num_outputs)  # so that it need not count the classes
         loader = DataLoader(samples, self.workload.batch_size, shuffle=True)
         # it prints its progress
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -178,38 +180,55 @@ Fit = OurFit | NaiveFit | PeerFit
 def fitted_in_turn(
     fits: Mapping[str, Fit], rounds: int, must_hold: bool, ours_may_be_better: bool = False
 ) -> tuple[dict[str, Timing], str]:
-    """The times of whole fits, each in a process of its own, and how well they learnt.
+    """Timings of whole fits, each in a process of its own, and their accuracies in words.
 
-    What they were given ahead does not count. It stops if they learnt unequally, for then their times do not compare.
+    Preparing is not timed. Exits if `must_hold` and the accuracies differ, since then the times do not compare.
     """
     with ExitStack() as stack:
-        apart = {name: stack.enter_context(Apart(partial(_itself, fit))) for name, fit in fits.items()}
-        timings = interleaved(apart, rounds, prepare=lambda name: apart[name].call("prepare"), warm_up=False)
-        found = {name: fit.call("accuracy") for name, fit in apart.items()}
-    words = "test accuracy: " + ", ".join(f"{name} {value:.1f} %" for name, value in found.items())
-    theirs, ours = found.values()
-    points_apart = max(theirs - ours, 0) if ours_may_be_better else abs(theirs - ours)
-    if must_hold and points_apart > NOISE_IN_POINTS:
-        sys.exit(f"error: unequal learning, more than {NOISE_IN_POINTS} points apart; {words}")
+        processes = {
+            name: stack.enter_context(SubprocessContestant(partial(_identity, fit))) for name, fit in fits.items()
+        }
+        timings = timed_in_turn(processes, rounds, prepare=lambda name: processes[name].call("prepare"))
+        accuracies = {name: fit.call("accuracy") for name, fit in processes.items()}
+    words = "test accuracy: " + ", ".join(f"{name} {value:.1f} %" for name, value in accuracies.items())
+    theirs, ours = accuracies.values()
+    difference = max(theirs - ours, 0) if ours_may_be_better else abs(theirs - ours)
+    if must_hold and difference > NOISE_IN_POINTS:
+        sys.exit(f"error: accuracies differ by more than {NOISE_IN_POINTS} points; {words}")
     return timings, words
 
 
-def _itself(fit: Fit) -> Fit:
+def _identity(fit: Fit) -> Fit:
     return fit
 
 
+def timed_in_turn(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, prepare: Callable[[str], object] | None = None
+) -> dict[str, Timing]:
+    """Time long work in turn, A B A B …, without a warm-up; `prepare` is called with a name before each turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, work in contestants.items():
+            if prepare is not None:
+                prepare(name)
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
 def with_adam(workload: Workload) -> Workload:
-    """The same with Adam, which torchensemble has too; it has no AdaBelief."""
+    """The workload with Adam, since torchensemble has no AdaBelief."""
     return workload.changed(training={"optimizer": {"name": "adam", "lr": 1e-3}})
 
 
 def digits(num_train: int | None) -> ek.Data:
-    """The digits of scikit-learn, nothing held out; None: all of them."""
+    """The digits of scikit-learn without a validation split; `num_train` None means all training samples."""
     return ek.load_data(ek.datasets()["digits"].load()(validation_fraction=0, limit_train=num_train), SEED)
 
 
-def clothes(num_train: int, num_test: int) -> tuple[ek.Data, str]:
-    """Fashion-MNIST without augmentation if it is present, else random images of its shape; and which it is."""
+def clothing(num_train: int, num_test: int) -> tuple[ek.Data, str]:
+    """Fashion-MNIST without augmentation if it is present, else random images of its shape; and which of the two."""
     options = {"augment": (), "validation_fraction": 0.0, "limit_train": num_train, "limit_test": num_test}
     dataset = ek.datasets()["fashion_mnist"].load()(**options)
     if dataset.found_at() is not None:

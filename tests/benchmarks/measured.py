@@ -1,4 +1,4 @@
-"""What a row of the performance targets is, and what several rows share."""
+"""A row of the performance targets, and the measurements that several rows share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from fitting import CPU, chosen_engine
 
-from ensemblekit.bench.contestants import NAIVE, contest_of, naive_apart
+from ensemblekit.bench.contestants import NAIVE, contest_of, naive_subprocess
 from ensemblekit.bench.timing import Timing, interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
 
 
 @dataclass(frozen=True)
 class Options:
-    """What all rows are told."""
+    """Options of every row."""
 
     smoke: bool
     cifar100: Path | None = None
@@ -39,7 +39,7 @@ Row = Callable[[Options], Iterator[Measured]]
 
 
 def workload(name: str, options: Options) -> Workload:
-    """A workload of `ensemblekit bench`; with --smoke small enough for seconds: it shows that it runs, not how fast."""
+    """A workload of `ensemblekit bench`; with --smoke so small that it only shows that it runs."""
     full = all_workloads()[name]
     if not options.smoke:
         return full
@@ -47,23 +47,28 @@ def workload(name: str, options: Options) -> Workload:
     return small.changed(ensemble={"members": 2}) if "ensemble" in full.spec else small
 
 
+def ratios(slow: Timing, fast: Timing) -> list[float]:
+    """How many times as long one took as the other, round by round: they are neighbours in time, so drift cancels."""
+    return [one / other for one, other in zip(slow.seconds, fast.seconds, strict=True)]
+
+
 def faster(work: str, against: str, asked: str, theirs: Timing, ours: Timing, note: str) -> Measured:
-    """How many times as long the other took: of the medians, and the least and most of any round."""
-    by_round = ours.times_faster(theirs)
+    """The speed-up over another implementation: of the medians, and its least and greatest value in any round."""
+    by_round = ratios(theirs, ours)
     return Measured(work, against, asked, theirs.median / ours.median, min(by_round), max(by_round), note)
 
 
 def duel(here: Workload, ours: str) -> tuple[Timing, Timing]:
-    """The loop written by hand, in a process of its own, and one other contestant, in turn."""
+    """Timings of the hand-written loop, in a process of its own, and of one other contestant."""
     with ExitStack() as stack:
-        naive = stack.enter_context(naive_apart(here, CPU))
+        naive = stack.enter_context(naive_subprocess(here, CPU))
         mine = contest_of(here, CPU).makers[ours](stack)
         timings = interleaved({NAIVE: naive, ours: mine}, here.rounds)
     return timings[NAIVE], timings[ours]
 
 
 def against_naive(name: str, work: str, asked: str, options: Options, against: str = "naive loop") -> Measured:
-    """Steps of training by the engine that `auto` chooses."""
+    """Training steps by the engine that `auto` chooses, against the hand-written loop."""
     here = workload(name, options)
     engine = chosen_engine(here)
     return faster(work, against, asked, *duel(here, engine), f"engine {engine}")

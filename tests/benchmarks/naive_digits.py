@@ -1,4 +1,4 @@
-"""The training of specs/digits.toml as one writes it by hand: no engine, no checkpoints, nothing of this project.
+"""The training of specs/digits.toml as a hand-written script: no engine, no checkpoints, nothing of this project.
 
 ``python tests/benchmarks/naive_digits.py --members 8`` prints the accuracy of the ensemble after the last epoch.
 """
@@ -56,25 +56,25 @@ def main() -> None:
         for inputs, targets in loader:
             optimizer.zero_grad()
             outputs = [network(inputs) for network in networks]
-            own = sum(cross_entropy(output, targets) for output in outputs) / len(networks)
+            members = sum(cross_entropy(output, targets) for output in outputs) / len(networks)
             joint = cross_entropy(sum(outputs) / len(networks), targets)
-            (LAMBDA * joint + (1 - LAMBDA) * own).backward()
+            (LAMBDA * joint + (1 - LAMBDA) * members).backward()
             optimizer.step()
         schedule.step()
-        found = [accuracy(networks, part) for part in (validation, test)]
-        print(f"epoch {epoch + 1}: validation {found[0]:.4f}, test {found[1]:.4f}")
+        accuracies = [accuracy(networks, part) for part in (validation, test)]
+        print(f"epoch {epoch + 1}: validation {accuracies[0]:.4f}, test {accuracies[1]:.4f}")
 
 
 def accuracy(networks: list[nn.Module], samples: TensorDataset) -> float:
-    """The share of right classes of the mean output."""
-    right = 0
+    """Accuracy of the mean output."""
+    correct = 0
     with torch.no_grad():
         for network in networks:
             network.eval()
         for inputs, targets in DataLoader(samples, batch_size=64):
             mean = sum(network(inputs) for network in networks) / len(networks)
-            right += int((mean.argmax(dim=1) == targets).sum())
-    return right / len(samples)
+            correct += int((mean.argmax(dim=1) == targets).sum())
+    return correct / len(samples)
 
 
 if __name__ == "__main__":

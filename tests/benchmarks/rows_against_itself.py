@@ -1,4 +1,4 @@
-"""The rows in which the project is measured against itself: memory, recomputing, and what `auto` chooses."""
+"""Rows that measure the project against itself: memory, recomputation, and the choice of `auto`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from fitting import CPU, chosen_engine
-from measured import Measured, Options, Row, workload
+from measured import Measured, Options, Row, ratios, workload
 
 from ensemblekit.bench.contestants import NAIVE, contest_of
 from ensemblekit.bench.measurement import measure
@@ -25,7 +25,7 @@ def memory(options: Options) -> Iterator[Measured]:
         many = replace(base, spec={**base.spec, "method": {"name": method}})
         engine = chosen_engine(many)
         few = many.changed(ensemble={"members": 1 if options.smoke else 2})
-        # as many steps of a member in both: the holes that freed blocks leave grow with those, up to a point
+        # the same number of member steps in both: fragmentation of memory grows with them, up to a point
         times = many.run_spec.ensemble.members // few.run_spec.ensemble.members
         yield memory_ratio(f"peak memory, {method}, M=16", "M=2", "≤ 1.3×", many, few, engine, times)
 
@@ -33,12 +33,10 @@ def memory(options: Options) -> Iterator[Measured]:
 def memory_ratio(
     work: str, against: str, asked: str, one: Workload, other: Workload, engine: str, steps_of_other: int = 1
 ) -> Measured:
-    """The growth of a process that trains `one`, as a multiple of that of a process that trains `other`."""
+    """Growth of memory when training `one`, as a multiple of that when training `other`."""
     mine, theirs = peak_memory(one, engine), peak_memory(other, engine, steps_of_other)
-    ratio = mine.growth / theirs.growth
-    growth = f"growth {mine.growth / MEGABYTE:,.0f} MB against {theirs.growth / MEGABYTE:,.0f} MB"
-    total = f"whole process {mine.total / MEGABYTE:,.0f} MB against {theirs.total / MEGABYTE:,.0f} MB"
-    note = f"engine {engine}; {growth}; {total}"
+    ratio = mine / theirs
+    note = f"engine {engine}; growth {mine / MEGABYTE:,.0f} MB against {theirs / MEGABYTE:,.0f} MB"
     return Measured(work, against, asked, ratio, ratio, ratio, note)
 
 
@@ -51,7 +49,7 @@ def recompute(options: Options) -> Iterator[Measured]:
     with ExitStack() as stack:
         makers = {"keeping": contest_of(keeping, CPU).makers[engine], "again": contest_of(again, CPU).makers[engine]}
         timings = interleaved({name: make(stack) for name, make in makers.items()}, keeping.rounds)
-    times = timings["keeping"].times_faster(timings["again"])
+    times = ratios(timings["again"], timings["keeping"])
     ratio = timings["again"].median / timings["keeping"].median
     yield Measured(f"time, {work}", against, "≤ 1.4×", ratio, min(times), max(times), f"engine {engine}")
 
@@ -65,7 +63,7 @@ def auto(options: Options) -> Iterator[Measured]:
         timings = {entry.contestant: entry.timing for entry in result.entries if entry.timing is not None}
         chosen = timings[result.auto.engine]
         best_name = min(timings.keys() - {NAIVE}, key=lambda engine: timings[engine].median)
-        by_round = timings[best_name].times_faster(chosen)
+        by_round = ratios(chosen, timings[best_name])
         note = f"chose {result.auto.engine}, best {best_name}"
         ratio = result.auto.times_the_best
         yield Measured(f"auto, {name}", "the best engine", "≤ 1.05×", ratio, min(by_round), max(by_round), note)

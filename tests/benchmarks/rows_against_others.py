@@ -1,4 +1,4 @@
-"""The rows against loops written by hand, torchensemble and torchvision."""
+"""Rows that measure against hand-written loops, torchensemble and torchvision."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from fitting import (
     OurFit,
     PeerFit,
     chosen_engine,
-    clothes,
+    clothing,
     digits,
     fitted_in_turn,
+    timed_in_turn,
     with_adam,
 )
 from measured import Measured, Options, Row, against_naive, duel, faster, workload
@@ -42,7 +43,7 @@ def resnet_32(options: Options) -> Iterator[Measured]:
 def resnet_16(options: Options) -> Iterator[Measured]:
     shape = "ResNet W=16, M=8, B=128, Fashion-MNIST"
     yield against_naive("small-convolutions", f"{shape}, GNCL", "≥ 1.6×", options)
-    data, source = clothes(*((16, 16) if options.smoke else (10 * 128, 2000)))
+    data, source = clothing(*((16, 16) if options.smoke else (10 * 128, 2000)))
     peer = PeerFit("BaggingClassifier", with_adam(workload("small-weighted", options)), data, epochs=8)
     yield against_peer(f"{shape}, bagging", "≥ 2×", peer, source, options)
 
@@ -55,7 +56,7 @@ def resnet_16_busy(options: Options) -> Iterator[Measured]:
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """Another process that takes all it can get of one core."""
+    """Another process that keeps one core busy."""
     core = max(os.sched_getaffinity(0))
     spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     child = subprocess.Popen([sys.executable, "-c", spin])
@@ -67,7 +68,7 @@ def busy_core() -> Iterator[None]:
 
 
 def mlp(members: int, naive_asked: str, peer_asked: str, options: Options) -> Iterator[Measured]:
-    """Whole fits on the digits, reading data included."""
+    """Whole fits on the digits, including reading the data."""
     epochs, rounds = (1, 1) if options.smoke else (4, 5)
     data, work = digits(128 if options.smoke else None), f"MLP on digits, M={members}"
     size = {"members": members}
@@ -84,10 +85,10 @@ def mlp(members: int, naive_asked: str, peer_asked: str, options: Options) -> It
 
 
 def against_peer(work: str, asked: str, peer: PeerFit, source: str, options: Options) -> Measured:
-    """Whole fits with the same data, members and optimizer as a classifier of torchensemble."""
+    """Whole fits against a classifier of torchensemble with the same data, members and optimizer."""
     engine = chosen_engine(peer.workload)
-    # Torchensemble averages probabilities, so ours are averaged too when learning is compared. Its boosting sums, and
-    # fits residuals by least squares: another algorithm, which ours has to match and may pass.
+    # Torchensemble averages probabilities, so accuracies are compared with averaged probabilities. Its boosting sums
+    # outputs and fits residuals by least squares: another algorithm, whose accuracy ours must reach and may exceed.
     averages = peer.classifier != "GradientBoostingClassifier"
     fits = {PEER: peer, OURS: OurFit(peer.workload, peer.data, peer.epochs, engine, average_probabilities=averages)}
     must_hold = source != "random images" and not options.smoke
@@ -98,7 +99,7 @@ def against_peer(work: str, asked: str, peer: PeerFit, source: str, options: Opt
 
 
 def whole_run(members: int, options: Options) -> Iterator[Measured]:
-    """The command and the script, each a process of its own from start to end."""
+    """The command and the script, each as a process from start to end."""
     epochs = 1 if options.smoke else 30
     script = [sys.executable, str(Path(__file__).with_name("naive_digits.py"))]
     script += ["--members", str(members), "--epochs", str(epochs)]
@@ -110,15 +111,12 @@ def whole_run(members: int, options: Options) -> Iterator[Measured]:
         shutil.rmtree(out, ignore_errors=True)
         subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL)
 
-    timings = interleaved(
-        {"script": partial(run, script), OURS: partial(run, command)}, 1 if options.smoke else 3, warm_up=False
-    )
-    found = ek.evaluate_run(out)["test_accuracy"]
+    timings = timed_in_turn({"script": partial(run, script), OURS: partial(run, command)}, 1 if options.smoke else 3)
+    accuracy = ek.evaluate_run(out)["test_accuracy"]
     shutil.rmtree(out.parent)
     work = f"whole `ensemblekit train specs/digits.toml`, M={members}"
-    note = (
-        f"{epochs} epochs, wall clock with start-up, evaluation and, ours only, checkpoints; test accuracy {found:.3f}"
-    )
+    included = "wall clock with start-up, evaluation and, ours only, checkpoints"
+    note = f"{epochs} epochs, {included}; test accuracy {accuracy:.3f}"
     yield faster(work, "naive script", "≥ 1×", timings["script"], timings[OURS], note)
 
 
@@ -126,13 +124,13 @@ def snapshot(options: Options) -> Iterator[Measured]:
     yield against_naive("snapshot-16", "snapshot, M=16", "≥ 6×", options, "a loop that runs all copies")
     cycles = 16
     here = with_adam(workload("snapshot-16", options)).changed(method={"cycles": cycles})
-    data, source = clothes(*((16, 16) if options.smoke else (20 * 128, 2000)))
+    data, source = clothing(*((16, 16) if options.smoke else (20 * 128, 2000)))
     peer = PeerFit("SnapshotEnsembleClassifier", here, data, epochs=cycles)
     yield against_peer("snapshot, M=16", "≥ 1.2×", peer, source, options)
 
 
 def boosting(options: Options) -> Iterator[Measured]:
-    data, source = clothes(*((16, 16) if options.smoke else (10 * 128, 2000)))
+    data, source = clothing(*((16, 16) if options.smoke else (10 * 128, 2000)))
     peer = PeerFit("GradientBoostingClassifier", with_adam(workload("boosting-8", options)), data, epochs=2)
     yield against_peer("boosting, joint schedule, M=8", "≥ 3×", peer, source, options)
 
@@ -145,9 +143,9 @@ def pipeline(options: Options) -> Iterator[Measured]:
         images, source = ek.load_data(dataset, SEED).train.inputs, "CIFAR-100"
     contest = pipeline_contest(here, CPU, images)
     with ExitStack() as stack:
-        found = interleaved({name: make(stack) for name, make in contest.makers.items()}, here.rounds)
+        timings = interleaved({name: make(stack) for name, make in contest.makers.items()}, here.rounds)
     against = "torchvision per image in a DataLoader, 0 workers"
-    yield faster(f"crop + flip + normalise on {source}", against, "≥ 20×", found[NAIVE], found[OURS], source)
+    yield faster(f"crop + flip + normalise on {source}", against, "≥ 20×", timings[NAIVE], timings[OURS], source)
 
 
 def inference(options: Options) -> Iterator[Measured]:

@@ -1,4 +1,4 @@
-"""How time grows with members, samples in a batch and samples in all, and what of a run is not training."""
+"""Rows of growth: time against members, batch size and samples, and the share of a run that is not training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from fitting import CPU, chosen_engine, clothes, tensors
-from measured import Measured, Options, Row, workload
+from fitting import CPU, chosen_engine, clothing, tensors
+from measured import Measured, Options, Row, ratios, workload
 from torch.utils.data import TensorDataset
 
 import ensemblekit as ek
@@ -20,11 +20,11 @@ from ensemblekit.bench.timing import interleaved
 from ensemblekit.bench.workloads import Workload
 
 TIMES = 4
-"""How much more there is of what grows."""
+"""Factor by which the work grows."""
 
 
 def growth(options: Options) -> Iterator[Measured]:
-    """Four times as much work takes four times as long: what each member, sample or batch costs stays the same."""
+    """Four times as much work takes four times as long: the cost of a member, sample or batch stays the same."""
     base = workload("small-convolutions", options)
     few = base.changed(ensemble={"members": 4})
     many = base.changed(ensemble={"members": 4 * TIMES})
@@ -36,41 +36,42 @@ def growth(options: Options) -> Iterator[Measured]:
 
 
 def per_piece(work: str, against: str, small: Workload, large: Workload) -> Measured:
-    """Both by the engine that is chosen for the larger work."""
+    """Time per unit of work, with the engine that is chosen for the larger workload."""
     engine = chosen_engine(large)
     with ExitStack() as stack:
         makers = {"small": contest_of(small, CPU).makers[engine], "large": contest_of(large, CPU).makers[engine]}
         timings = interleaved({name: make(stack) for name, make in makers.items()}, small.rounds)
-    by_round = [seconds / TIMES for seconds in timings["small"].times_faster(timings["large"])]
+    by_round = [ratio / TIMES for ratio in ratios(timings["large"], timings["small"])]
     ratio = timings["large"].median / timings["small"].median / TIMES
     return Measured(work, against, "≤ 1.1×", ratio, min(by_round), max(by_round), f"engine {engine}")
 
 
 def reading(options: Options) -> Measured:
-    """A pass over the batches of four times as many images."""
+    """Reading the batches of one epoch with four times as many images."""
     num_samples = 256 if options.smoke else 12_500
     splits = {}
     for name, size in {"small": num_samples, "large": TIMES * num_samples}.items():
         images = torch.zeros(size, 3, 32, 32, dtype=torch.uint8)
         samples = (images, torch.zeros(size, dtype=torch.int64))
-        given = {"augment": ("crop", "flip"), "normalise": True, "validation_fraction": 0}
-        splits[name] = ek.data_from_datasets(samples, samples, 0, **given).train
+        splits[name] = ek.data_from_datasets(
+            samples, samples, 0, augment=("crop", "flip"), normalise=True, validation_fraction=0
+        ).train
 
-    def one_pass(split: ek.Split) -> None:
+    def one_epoch(split: ek.Split) -> None:
         for _ in split.training_batches(128, 0, epoch=1):
             pass
 
-    timings = interleaved({name: lambda split=split: one_pass(split) for name, split in splits.items()}, 5)
+    timings = interleaved({name: lambda split=split: one_epoch(split) for name, split in splits.items()}, 5)
     ratio = timings["large"].median / timings["small"].median / TIMES
-    by_round = [seconds / TIMES for seconds in timings["small"].times_faster(timings["large"])]
+    by_round = [ratio / TIMES for ratio in ratios(timings["large"], timings["small"])]
     work = "time for each sample of an epoch's batches, N=50,000"
     return Measured(work, "N=12,500", "≤ 1.1×", ratio, min(by_round), max(by_round), "crop, flip and normalise")
 
 
 def shares(options: Options) -> Iterator[Measured]:
-    """A run of ten epochs as anyone trains it, with evaluation and a checkpoint after every epoch."""
+    """A run of ten epochs with evaluation and a checkpoint after every epoch."""
     epochs, sizes = (1, (64, 32)) if options.smoke else (10, (6000, 1000))
-    data, source = clothes(*sizes)
+    data, source = clothing(*sizes)
     base = workload("small-convolutions", options).run_spec
     spec = ek.load_spec(
         {
@@ -86,7 +87,9 @@ def shares(options: Options) -> Iterator[Measured]:
     seconds = ek.train(spec, out=out, data=parts, progress=False).seconds
     shutil.rmtree(out.parent)
     total = sum(seconds.values())
-    note = f"{source}, {sizes[0]:,} samples to train on and {sizes[1]:,} to test, {epochs} epochs, {total:.0f} s in all"
+    note = (
+        f"{source}, {sizes[0]:,} training samples, {sizes[1]:,} test samples, {epochs} epochs, {total:.0f} s in total"
+    )
     for what in ("start", "evaluation", "checkpoints"):
         share = 100 * seconds[what] / total
         work = f"share of {what if what != 'start' else 'start-up'}, ResNet W=16, M=8"

@@ -1,7 +1,7 @@
-"""Measures every performance target and keeps the results as CSV; the tables of the documentation are made from them.
+"""Measures every performance target and saves the results as CSV; the tables of the documentation are made from them.
 
 ``python tests/benchmarks/targets.py --run 1`` measures all rows, ``--only mlp-64`` one of them; rows of the same run
-are replaced. Needs ``pip install -e '.[benchmarks]'``. ``--smoke`` only shows that each row runs, and keeps nothing.
+are replaced. Needs ``pip install -e '.[benchmarks]'``. ``--smoke`` only shows that each row runs, and saves nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ KEY = ("run", "work", "against")
 
 
 def main() -> None:
-    """Measure the rows that were asked for, and keep each as soon as it is there."""
+    """Measure the selected rows, and save each one as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW", help=", ".join(ROWS))
-    parser.add_argument("--run", type=int, default=1, help="which of several runs this is")
-    parser.add_argument("--cifar100", type=Path, help="a folder or archive with CIFAR-100, as image_folder takes it")
-    parser.add_argument("--smoke", action="store_true", help="tiny work, one round: does it run?")
-    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} in results/; none with --smoke")
+    parser.add_argument("--run", type=int, default=1, help="number of this run, to repeat the measurements")
+    parser.add_argument("--cifar100", type=Path, help="a folder or archive with CIFAR-100, as for image_folder")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny workloads, one round, only to see that everything runs"
+    )
+    parser.add_argument("--output", type=Path, help=f"default: results/{RESULTS.name}; nothing with --smoke")
     options = parser.parse_args()
     output = options.output or (None if options.smoke else RESULTS)
     for name in options.only or ROWS:
@@ -41,7 +43,7 @@ def main() -> None:
             print(f"{name}: {measured.work} | {measured.against} | asked {measured.asked} | ", end="")
             print(f"{row['ratio']} ({row['low']} to {row['high']}) | {measured.note}", flush=True)
             if output is not None:
-                keep(row, output)
+                save(row, output)
 
 
 def _cells(measured: Measured, run: int) -> dict[str, str]:
@@ -50,8 +52,8 @@ def _cells(measured: Measured, run: int) -> dict[str, str]:
     return {"run": str(run), **words, **numbers}
 
 
-def keep(row: dict[str, str], path: Path) -> None:
-    """Put a row into the file, in place of the one that it measures again."""
+def save(row: dict[str, str], path: Path) -> None:
+    """Add a row to the file, or replace the one with the same run, work and baseline."""
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     if path.exists():
         with path.open(encoding="utf-8", newline="") as file:

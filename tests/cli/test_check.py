@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from helpers import commands
+from helpers.commands import last_error
 
 import ensemblekit as ek
-from ensemblekit.cli import main
 from ensemblekit.core.registry import PluginInfo, Registry, discover
 
 GOOD = '''\
@@ -33,11 +34,7 @@ BAD = GOOD.replace('"""The squared error, enlarged."""', '"""The squared error""
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["check", *arguments])
-
-
-def last_error(result: Result) -> str:
-    return result.stderr.strip().splitlines()[-1]
+    return commands.run("check", *arguments)
 
 
 @pytest.fixture
@@ -63,7 +60,7 @@ def test_a_plugin_that_breaks_its_contract_is_reviewed_and_ends_with_4(write):
     result = run(file)
     assert result.exit_code == 4
     assert 'got: "The squared error"; look at: Huge, ' in result.stdout
-    assert last_error(result) == "error: 1 of 9 checks failed; huge; each says above where to look"
+    assert last_error(result) == "error: 1 of 9 checks failed; huge; see the results above"
 
 
 def test_json_has_one_object_for_each_check(write):
@@ -78,7 +75,7 @@ def test_parameters_are_given_with_set_and_asked_for_when_they_are_required(writ
     missing = run(file)
     assert (missing.exit_code, last_error(missing)) == (
         2,
-        'error: loss "huge" needs --set factor=…; without it there is nothing to check',
+        'error: loss "huge" needs --set factor=…; add it, so that it can be checked',
     )
     assert run(file, "--set", "factor=3").exit_code == 0
     wrong = run(file, "--set", "factor=-3")
@@ -91,7 +88,7 @@ def test_parameters_are_given_with_set_and_asked_for_when_they_are_required(writ
     [
         ("gnkl", ('no plugin and no package with plugins is called "gnkl"', 'did you mean "gncl"?')),
         ("ensemblekid", ('did you mean "ensemblekit"?',)),
-        ("metod:gncl", ('"metod" is no kind of plugin', "method, model")),
+        ("metod:gncl", ('"metod" is not a kind of plugin', 'did you mean "method"?')),
         ("nothing.py", ("no such file", "nothing.py")),
     ],
 )
@@ -107,8 +104,17 @@ def test_a_name_of_several_kinds_asks_which(monkeypatch):
     twin = PluginInfo("method", "mse", "nowhere:MSE", "other", "1")
     monkeypatch.setattr("ensemblekit.testing.targets.discover", lambda: Registry([mse, twin]))
     result = run("mse")
-    assert (result.exit_code, "say method:mse" in last_error(result)) == (2, True)
+    assert (result.exit_code, "add the kind: method:mse or --kind method" in last_error(result)) == (2, True)
     assert run("loss:mse").exit_code == 0
+    assert run("mse", "--kind", "loss").exit_code == 0
+    two = run("loss:mse", "--kind", "method")
+    assert (two.exit_code, "two kinds: loss and method" in last_error(two)) == (2, True)
+
+
+def test_a_name_that_its_kind_does_not_have_is_a_missing_plugin():
+    result = run("model:gncl")
+    assert result.exit_code == 4
+    assert '"gncl" is not a registered model' in last_error(result)
 
 
 def test_a_package_is_all_its_plugins_and_says_which_are_not_checked(monkeypatch):
@@ -126,7 +132,7 @@ def test_a_package_is_all_its_plugins_and_says_which_are_not_checked(monkeypatch
     (import_row,) = [row for row in rows if row["passed"] is False]
     assert (import_row["plugin"], import_row["check"]) == ("gone", "it can be imported")
     assert result.exit_code == 4
-    assert "not checked: it needs" in run("EnsembleKit").stdout
+    assert "skipped: it needs" in run("EnsembleKit").stdout
     several = run("ensemblekit", "--set", "a=1")
     assert (several.exit_code, "check one of them by its name" in last_error(several)) == (2, True)
 

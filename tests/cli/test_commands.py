@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from click.testing import CliRunner, Result
+from helpers.commands import last_error, run
 from helpers.places import TOY_PLUGINS
 
 import ensemblekit as ek
@@ -29,14 +29,6 @@ name = "linear"
 name = "gncl"
 lambda = 0.6
 """
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
-def last_error(result: Result) -> str:
-    return result.stderr.strip().splitlines()[-1]
 
 
 @pytest.fixture
@@ -123,13 +115,15 @@ def test_inspect_explains_a_method():
         (("inspect", "gnkl"), ('no plugin "gnkl"', 'did you mean "gncl"?', "ensemblekit list")),
         (("lst",), ('no command "lst"', 'did you mean "list"?', "ensemblekit --help")),
         (("list", "methodz"), ("'methodz' is not one of", "ensemblekit list --help")),
-        (("inspect",), ("Missing argument 'NAME'", "ensemblekit inspect --help")),
+        (("inspect",), ("Missing argument '[KIND:]NAME'", "ensemblekit inspect --help")),
         (("list", "--jsn"), ("No such option", "ensemblekit list --help")),
-        (("validate", "nothing.toml"), ("cannot be read", "nothing.toml")),
+        (("inspect", "modl:gncl"), ('"modl" is not a kind of plugin', 'did you mean "model"?')),
+        (("inspect", "method:gnkl"), ('no plugin "method:gnkl"', 'did you mean "gncl"?')),
+        (("specs", "cpy"), ("No such command 'cpy'", "ensemblekit specs --help")),
         (("list", "--plugin", "nothing.py"), ("no such file", "nothing.py")),
     ],
 )
-def test_a_wrong_call_ends_with_one_line_that_says_how_to_mend_it(arguments, parts):
+def test_a_wrong_call_ends_with_one_line_that_says_how_to_fix_it(arguments, parts):
     result = run(*arguments)
     assert result.exit_code == 2
     assert last_error(result).startswith("error: ")
@@ -145,8 +139,9 @@ def test_a_name_of_several_kinds_asks_which(tmp_path):
         'def make():\n    class Twin(MSE):\n        """A loss."""\n    return Twin\nOther = make()\n'
     )
     result = run("inspect", "twin", "--plugin", str(file))
-    assert (result.exit_code, "add --kind method" in last_error(result)) == (2, True)
-    assert run("inspect", "twin", "--kind", "loss", "--plugin", str(file)).stdout.startswith("twin (loss)\nA loss.")
+    assert (result.exit_code, "add the kind: method:twin or --kind method" in last_error(result)) == (2, True)
+    for arguments in (("twin", "--kind", "loss"), ("loss:twin",)):
+        assert run("inspect", *arguments, "--plugin", str(file)).stdout.startswith("twin (loss)\nA loss.")
 
 
 def test_plugins_shows_packages_versions_and_what_each_adds():
@@ -157,7 +152,7 @@ def test_plugins_shows_packages_versions_and_what_each_adds():
     assert "ensemblekit" in run("plugins").stdout
 
 
-def test_validate_shows_what_will_run(spec):
+def test_validate_shows_the_plan(spec):
     text = run(
         "validate", str(spec), *TOYS, "--set", "training.epochs=3", "--set", "training.optimizer.name=sgd"
     ).stdout

@@ -9,25 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from helpers.commands import last_error, run
 from helpers.fake_runs import CLASSIFIER, METRICS, FakeRun, linear_ensemble
 from helpers.places import ROOT, TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit import api
-from ensemblekit.cli import main
 from ensemblekit.core.errors import DataError, Interrupted
 from ensemblekit.display.progress import PlainProgress, Progress
 
 SPEC = str(ROOT / "specs" / "digits.toml")
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
-def last_error(result: Result) -> str:
-    return result.stderr.strip().splitlines()[-1]
 
 
 class Calls:

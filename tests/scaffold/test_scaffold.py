@@ -6,35 +6,33 @@ import errno
 import json
 import os
 import re
-import shutil
-import site
 import subprocess
 import sys
 import tomllib
-import venv
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from helpers import commands
+from helpers.environments import environment_variables, new_environment
 from helpers.places import ROOT
 
 import ensemblekit as ek
-from ensemblekit import scaffold
-from ensemblekit.cli import main
-from ensemblekit.cli.new import KINDS
 from ensemblekit.core.registry import GROUPS
+from ensemblekit.scaffold.kinds import SUMMARIES
 from ensemblekit.scaffold.names import Names
+
+KINDS = tuple(SUMMARIES)
 
 EXAMPLES = {kind: f"ekexample-new-{kind}" for kind in KINDS}
 TEMPLATES = sorted((ROOT / "ensemblekit" / "scaffold" / "templates").rglob("*.template"))
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["new", *arguments])
+    return commands.run("new", *arguments)
 
 
 def refusal(*arguments: str) -> str:
@@ -44,37 +42,21 @@ def refusal(*arguments: str) -> str:
     return result.stderr.splitlines()[-1]
 
 
-def fresh_environment(home: Path) -> dict[str, str]:
-    """The variables of a new virtual environment that sees what is installed here and never asks the network."""
-    venv.create(home, symlinks=True)
-    (packages,) = home.glob("lib/python*/site-packages")
-    lines = [f"import site; site.addsitedir({place!r})\n" for place in site.getsitepackages()]
-    (packages / "here.pth").write_text("".join(lines))
-    for command in ("pip", "pytest", "ensemblekit"):
-        script = home / "bin" / command
-        # -P: like an installed command, and unlike python -m, it does not import from the current directory.
-        script.write_text(f'#!/bin/sh\nexec "{home}/bin/python" -P -m {command} "$@"\n')
-        script.chmod(0o755)
-    pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_QUIET": "0"}
-    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, **pip, "PATH": path, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-W error"}
-
-
 @dataclass(frozen=True)
 class Tried:
-    """A package that was made, and what came of the line that `new` printed last."""
+    """A package that was made, and the result of the line that `new` printed last."""
 
-    place: Path
+    parent: Path
     line: str
     outcome: subprocess.CompletedProcess[str]
 
 
-def try_out(kind: str, name: str, place: Path) -> Tried:
-    options = {"cwd": place, "env": fresh_environment(place / "environment"), "text": True}
+def try_out(kind: str, name: str, parent: Path) -> Tried:
+    options = {"cwd": parent, "env": environment_variables(new_environment(parent / "environment")), "text": True}
     made = subprocess.run(["ensemblekit", "new", name, "--kind", kind], stdout=subprocess.PIPE, check=True, **options)
     line = made.stdout.splitlines()[-1].strip()
     outcome = subprocess.run(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
-    return Tried(place, line, outcome)
+    return Tried(parent, line, outcome)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +73,13 @@ def test_a_new_package_installs_passes_its_tests_and_trains_by_the_line_that_is_
     assert package.outcome.returncode == 0, package.outcome.stdout
     assert f"Successfully installed {name}-0.1.0" in package.outcome.stdout
     assert re.search(r"\d+ passed", package.outcome.stdout)
-    (result,) = package.place.glob("runs/*/result.json")
-    (promise,) = re.findall(r"more than (\d+) %", (package.place / name / "spec.toml").read_text())
+    (result,) = package.parent.glob("runs/*/result.json")
+    (promise,) = re.findall(r"more than (\d+) %", (package.parent / name / "spec.toml").read_text())
     assert json.loads(result.read_text())["metrics"]["test_accuracy"] > int(promise) / 100
 
 
 def test_the_example_extension_writes_its_lines_where_the_spec_says(tried):
-    lines = (tried["extension"].result().place / "runs" / "ekexample_new_extension.csv").read_text().splitlines()
+    lines = (tried["extension"].result().parent / "runs" / "ekexample_new_extension.csv").read_text().splitlines()
     assert lines[0] == "epoch,metric,value"
     assert [line.split(",")[0] for line in lines if ",test_accuracy," in line] == [str(epoch) for epoch in range(1, 11)]
 
@@ -117,6 +99,7 @@ def test_a_new_package_is_documented_and_clean_by_the_projects_own_rules(kind, t
     assert [line[:11] for line in header[2:4]] == ["# Needs:   ", "# Expect:  "]
     readme = (package / "README.md").read_text()
     assert all(f"| {verb} it | `" in readme for verb in ("install", "train", "test", "publish"))
+    assert "`ensemblekit check soft_min`" in readme
     assert not any(str(tmp_path) in Path(file).read_text() for file in made["files"])
 
 
@@ -132,27 +115,11 @@ def test_the_entry_point_is_in_the_group_of_the_kind(kind, tmp_path):
 
 
 def test_every_kind_of_the_command_has_its_templates():
-    assert set(KINDS) == set(scaffold.SUMMARIES)
     assert {path.parent.name for path in TEMPLATES} == {"common", *KINDS}
 
 
-def test_the_templates_are_part_of_the_wheel(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("ensemblekit", "plugins"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(source)]
-    subprocess.run(command, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    packed = set(zipfile.ZipFile(wheel).namelist())
-    assert {path.relative_to(ROOT).as_posix() for path in TEMPLATES} <= packed
-
-
 @pytest.mark.parametrize(
-    ("given", "package", "distribution", "class_name"),
+    ("name", "package", "distribution", "class_name"),
     [
         ("soft-min", "soft_min", "soft-min", "SoftMin"),
         ("soft_min", "soft_min", "soft-min", "SoftMin"),
@@ -163,39 +130,39 @@ def test_the_templates_are_part_of_the_wheel(tmp_path):
         ("x", "x", "x", "X"),
     ],
 )
-def test_all_names_follow_from_the_one_that_is_given(given, package, distribution, class_name):
-    names = Names.of(given)
+def test_all_names_are_derived_from_one(name, package, distribution, class_name):
+    names = Names.of(name)
     assert (names.package, names.distribution, names.class_name) == (package, distribution, class_name)
 
 
 @pytest.mark.parametrize(
     ("name", "what", "fix"),
     [
-        ("", "not a name that a package can have", "such as soft-min"),
-        ("soft min", "not a name that a package can have", "such as soft-min"),
-        ("2soft", "not a name that a package can have", "such as soft"),
-        ("soft--min", "not a name that a package can have", "such as soft-min"),
-        ("_soft", "not a name that a package can have", "such as soft"),
-        ("säft", "not a name that a package can have", "such as saft"),
-        ("..", "not a name that a package can have", "such as soft-min"),
-        ("soft\n", "not a name that a package can have", "such as soft"),
-        ("a/b/soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir a/b"),
-        ("/soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir /"),
-        ("../soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir .."),
-        ("soft-min/", "a path, and a name is wanted", "ensemblekit new soft-min --dir ."),
-        ("a\\soft-min", "a path, and a name is wanted", "ensemblekit new soft-min --dir a"),
-        ("class", "a word of the Python language", "use my-class"),
-        ("none", "a word of the Python language", "use my-none"),
-        ("a-b", "the class would be AB, which is read as ab", "use ab"),
-        ("net-2x", "the class would be Net2x, which is read as net2x", "use net2x"),
-        ("random", "a module of Python's standard library", "such as random-method"),
-        ("tomllib", "a module of Python's standard library", "such as tomllib-method"),
-        ("torch", "an importable module has this name", "such as torch-method"),
-        ("ensemblekit", "an importable module has this name", "such as ensemblekit-method"),
-        ("scikit-learn", "installing it would replace scikit-learn", "such as scikit-learn-method"),
-        ("method", "the class would hide Method, which its file imports", "such as method-method"),
-        ("gncl", 'there is a method "gncl" already; registered by ensemblekit', "such as gncl-method"),
-        ("GNCL", 'there is a method "gncl" already; registered by ensemblekit', "such as gncl-method"),
+        ("", "not a valid name of a package", "for example: soft-min"),
+        ("soft min", "not a valid name of a package", "for example: soft-min"),
+        ("2soft", "not a valid name of a package", "for example: soft"),
+        ("soft--min", "not a valid name of a package", "for example: soft-min"),
+        ("_soft", "not a valid name of a package", "for example: soft"),
+        ("säft", "not a valid name of a package", "for example: saft"),
+        ("..", "not a valid name of a package", "for example: soft-min"),
+        ("soft\n", "not a valid name of a package", "for example: soft"),
+        ("a/b/soft-min", "expected a name, got a path", "ensemblekit new soft-min --dir a/b"),
+        ("/soft-min", "expected a name, got a path", "ensemblekit new soft-min --dir /"),
+        ("../soft-min", "expected a name, got a path", "ensemblekit new soft-min --dir .."),
+        ("soft-min/", "expected a name, got a path", "ensemblekit new soft-min --dir ."),
+        ("a\\soft-min", "expected a name, got a path", "ensemblekit new soft-min --dir a"),
+        ("class", "a Python keyword", "for example: my-class"),
+        ("none", "a Python keyword", "for example: my-none"),
+        ("a-b", "the class would be AB, whose name in specs is ab", "use ab"),
+        ("net-2x", "the class would be Net2x, whose name in specs is net2x", "use net2x"),
+        ("random", "the name of a module of Python's standard library", "for example: random-method"),
+        ("tomllib", "the name of a module of Python's standard library", "for example: tomllib-method"),
+        ("torch", "the name of an installed module", "for example: torch-method"),
+        ("ensemblekit", "the name of an installed module", "for example: ensemblekit-method"),
+        ("scikit-learn", "installing it would replace scikit-learn", "for example: scikit-learn-method"),
+        ("method", "the class would shadow Method, which its file imports", "for example: method-method"),
+        ("gncl", 'a method "gncl" already exists; registered by ensemblekit', "for example: gncl-method"),
+        ("GNCL", 'a method "gncl" already exists; registered by ensemblekit', "for example: gncl-method"),
     ],
 )
 def test_a_bad_or_taken_name_is_refused_with_a_way_out_and_nothing_is_made(name, what, fix, tmp_path, monkeypatch):
@@ -208,7 +175,7 @@ def test_a_bad_or_taken_name_is_refused_with_a_way_out_and_nothing_is_made(name,
 
 @pytest.mark.parametrize(("name", "kind"), [("digits", "dataset"), ("mlp", "model")])
 def test_a_name_is_taken_among_the_plugins_of_its_own_kind_only(name, kind, tmp_path):
-    assert f'there is a {kind} "{name}" already' in refusal(name, "--kind", kind, "--dir", str(tmp_path))
+    assert f'a {kind} "{name}" already exists' in refusal(name, "--kind", kind, "--dir", str(tmp_path))
     assert run(name, "--kind", "method", "--dir", str(tmp_path)).exit_code == 0
 
 

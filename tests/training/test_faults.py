@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 from click.testing import CliRunner, Result
 
-from ensemblekit.bench.subprocesses import Apart
+from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.cli import main
 from ensemblekit.core.errors import EnsemblekitError, ResourceError
 from ensemblekit.core.faults import explained, is_out_of_memory
@@ -238,8 +238,8 @@ class Contestant:
 
 def test_a_contestant_that_is_killed_is_an_error_and_one_that_gets_ctrl_c_goes_on():
     with ExitStack() as stack:
-        assert stack.enter_context(Apart(partial(Contestant, "be interrupted")))() == 7
-        killed = stack.enter_context(Apart(partial(Contestant, "die")))
+        assert stack.enter_context(SubprocessContestant(partial(Contestant, "be interrupted")))() == 7
+        killed = stack.enter_context(SubprocessContestant(partial(Contestant, "die")))
         for _ in range(2):
             with pytest.raises(ResourceError, match="ended with code -9"):
                 killed()

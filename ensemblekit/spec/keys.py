@@ -1,0 +1,101 @@
+"""The dotted keys that `--set` can override, for shell completion: read from source files, so that nothing is imported.
+
+Completion has to answer while a person types; importing torch would take seconds. So the fields of sections and
+plugins are read from the syntax trees of their modules. A key that cannot be found this way is only not suggested.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ensemblekit.core.registry import Registry, find_module
+from ensemblekit.spec.shipped import plugin_name
+
+_SECTIONS = {
+    "ensemble": "ensemblekit.spec.sections:EnsembleSection",
+    "training": "ensemblekit.spec.sections:TrainingSection",
+    "engine": "ensemblekit.spec.sections:EngineSection",
+    "training.schedule": "ensemblekit.spec.schedules:Schedule",
+}
+_PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss"}
+_ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
+
+
+def spec_keys(tables: Mapping[str, Any], registry: Registry) -> list[str]:
+    """List the keys that can be set in a spec.
+
+    Args:
+        tables: The spec as plain tables; its plugins decide which parameters there are. May be empty.
+        registry: The plugins that the spec may name.
+
+    Returns:
+        Dotted paths such as `training.epochs`, sorted.
+    """
+    keys = {*_ALWAYS, *_leaves(tables)}
+    for path, target in _SECTIONS.items():
+        keys |= {f"{path}.{field}" for field in field_names(target)}
+    for path, kind in _PLUGINS.items():
+        keys.add(f"{path}.name")
+        plugin = registry.plugins(kind).get(plugin_name(_at(tables, path)))
+        if plugin is not None:
+            keys |= {f"{path}.{field}" for field in field_names(plugin.target)}
+    return sorted(keys)
+
+
+def field_names(target: str) -> list[str]:
+    """The names in TOML of a class's fields, inherited ones first; `target` is `module:Class`."""
+    module, _, class_name = target.partition(":")
+    found = find_module(module)
+    if found is None or found.origin is None:
+        return []
+    tree = ast.parse(Path(found.origin).read_bytes())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            inherited = [name for base in bases for name in field_names(_imported_from(tree, base, module))]
+            return [*inherited, *_own_fields(node)]
+    imported = _imported_from(tree, class_name, module)  # a package may re-export the class
+    return field_names(imported) if imported != target else []
+
+
+def _imported_from(tree: ast.Module, name: str, module: str) -> str:
+    """Where a module has a name from, as `module:Class`: an import, or else the module itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name and node.module.startswith("ensemblekit"):
+                    return f"{node.module}:{alias.name}"
+    return f"{module}:{name}"
+
+
+def _own_fields(node: ast.ClassDef) -> Iterator[str]:
+    for statement in node.body:
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        name = statement.target.id
+        if name.startswith("_") or "ClassVar" in ast.unparse(statement.annotation):
+            continue
+        keywords = statement.value.keywords if isinstance(statement.value, ast.Call) else []
+        aliases = [
+            word.value.value for word in keywords if word.arg == "alias" and isinstance(word.value, ast.Constant)
+        ]
+        yield str(aliases[0]) if aliases else name
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted path of every value, as far as tables go; a list is one value."""
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _at(tables: Mapping[str, Any], path: str) -> Any:
+    value: Any = tables
+    for key in path.split("."):
+        value = value.get(key, "") if isinstance(value, dict) else ""
+    return value
