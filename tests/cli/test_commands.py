@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +17,10 @@ from helpers.places import TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit.cli import main
+from ensemblekit.cli.commands import warnings_as_lines
 from ensemblekit.core.registry import Registry, discover
+from ensemblekit.display.console import Printer
+from ensemblekit.display.plugin_pages import print_page
 
 TOYS = ("--plugin", str(TOY_PLUGINS))
 GOOD = """\
@@ -70,7 +74,7 @@ def test_list_of_a_kind_that_has_none_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [info.name for info in discover([TOY_PLUGINS])])
-def test_every_plugin_has_a_complete_page(name):
+def test_every_plugin_has_a_complete_page(name, capsys):
     page = json.loads(run("inspect", name, *TOYS, "--json").stdout)
     assert page["description"].endswith(".")
     assert page["package"]
@@ -81,7 +85,8 @@ def test_every_plugin_has_a_complete_page(name):
     if page["kind"] == "method":
         assert page["formula"]
         assert page["paper"] or page["package"] != "ensemblekit"
-    text = run("inspect", name, *TOYS).stdout
+    print_page(Printer(), page)
+    text = capsys.readouterr().out
     assert page["description"] in text
     assert page["snippet"] in text
 
@@ -215,6 +220,25 @@ def test_schema_accepts_valid_specs_and_rejects_wrong_ones(spec):
         {"model": good["model"]},
     ):
         assert list(validator.iter_errors(wrong)), wrong
+
+
+def test_help_shows_every_command_in_a_group():
+    text = run("--help").stdout
+    titles = ["Train:", "Look at results:", "Use a trained ensemble:", "Plugins:", "Specs:", "Speed:"]
+    assert [line for line in text.splitlines() if line in titles] == titles
+    grouped = [command.name for commands in main.sections.values() for command in commands]
+    assert sorted(grouped) == sorted(main.commands)
+    assert "_ENSEMBLEKIT_COMPLETE=bash_source" in text
+    assert "..." not in text.partition("Train:")[2]  # no summary is too long for its line
+
+
+def test_warnings_are_one_line_each_and_nothing_is_left_of_that_afterwards(capsys):
+    before = warnings.showwarning
+    with warnings_as_lines():
+        warnings.simplefilter("always")
+        warnings.warn("mind the gap", stacklevel=1)
+    assert capsys.readouterr().err == "warning: mind the gap\n"
+    assert warnings.showwarning is before
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))
