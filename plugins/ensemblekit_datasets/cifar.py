@@ -54,7 +54,7 @@ class CIFAR(DownloadedImages):
     def load(self, seed: int) -> Splits:
         import torch
 
-        from ensemblekit_datasets.decoding import resize_batch
+        from ensemblekit_datasets.parallel_decoding import resize_batch
 
         batches, archive = self.places()
         if not batches.exists():

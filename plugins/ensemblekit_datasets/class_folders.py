@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ensemblekit import DataError
-from ensemblekit_datasets.decoding import SUFFIXES
 from ensemblekit_datasets.image_sources import Entry
+from ensemblekit_datasets.parallel_decoding import SUFFIXES
 
 PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
 """Folders that mean a part of the data rather than a class."""

@@ -59,7 +59,7 @@ class FashionMNIST(DownloadedImages):
     def load(self, seed: int) -> Splits:
         from torchvision.datasets import FashionMNIST as Reader
 
-        from ensemblekit_datasets.decoding import resize_batch
+        from ensemblekit_datasets.parallel_decoding import resize_batch
 
         folder = self.found_at() or self._download()
 

@@ -14,7 +14,7 @@ from ensemblekit_datasets.downloads import cache_directory
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ensemblekit_datasets.folder_reading import Part
+    from ensemblekit_datasets.folder_loading import Part
 
 
 class ImageFolder(ImageDataset):
@@ -37,7 +37,7 @@ class ImageFolder(ImageDataset):
 
     def load(self, seed: int) -> Splits:
         from ensemblekit import Decoding
-        from ensemblekit_datasets.folder_reading import load_folders
+        from ensemblekit_datasets.folder_loading import load_folders
 
         loaded = load_folders(self.path, Decoding(self.size, self.channels), self.storage, cache_directory())
         parts = dict(loaded.parts)

@@ -52,7 +52,7 @@ class Imagenette(DownloadedImages):
         from torchvision.datasets import Imagenette as Reader
 
         from ensemblekit import Decoding
-        from ensemblekit_datasets.folder_reading import load_folders
+        from ensemblekit_datasets.folder_loading import load_folders
 
         place = self._obtain()
         # The photographs differ in size: without one, the edition's own is meant.

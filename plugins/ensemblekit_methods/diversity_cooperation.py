@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ensemblekit import Method, Problem, hookimpl
-from ensemblekit_methods.pairwise import cosine_to_others, cross_entropy_to_others, symmetric_kl_to_others
+from ensemblekit_methods.pairwise_divergence import cosine_to_others, cross_entropy_to_others, symmetric_kl_to_others
 
 if TYPE_CHECKING:
     from torch import Tensor

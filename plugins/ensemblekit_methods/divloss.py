@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from ensemblekit import Method, Problem, hookimpl
-from ensemblekit_methods.pairwise import cross_entropy_to_others
+from ensemblekit_methods.pairwise_divergence import cross_entropy_to_others
 
 if TYPE_CHECKING:
     from torch import Tensor

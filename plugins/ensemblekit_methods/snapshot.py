@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, ValidationInfo, field_validator
 
 from ensemblekit import Problem, hookimpl
-from ensemblekit_methods.kept_copies import KeptCopies
+from ensemblekit_methods.snapshot_method import KeptCopies
 
 if TYPE_CHECKING:
     from ensemblekit import Spec

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import ensemblekit_datasets.folder_reading as folder_reading
+import ensemblekit_datasets.folder_loading as folder_loading
 import numpy as np
 import pytest
 import torch
@@ -127,11 +127,11 @@ def test_a_stream_feeds_the_workers_of_a_data_loader(files, tmp_path) -> None:
 def test_auto_streams_what_does_not_fit_in_memory(files, tmp_path, monkeypatch) -> None:
     path = as_tar(tmp_path / "images.tar", files)
     asked = []
-    monkeypatch.setattr(folder_reading, "fits_in_memory", lambda num_bytes: bool(asked.append(num_bytes)))
-    assert isinstance(ImageFolder(path=path).load(0).train, folder_reading.StreamedImages)
+    monkeypatch.setattr(folder_loading, "fits_in_memory", lambda num_bytes: bool(asked.append(num_bytes)))
+    assert isinstance(ImageFolder(path=path).load(0).train, folder_loading.StreamedImages)
     assert asked[-1] == 10 * 3 * 6 * 5
     assert isinstance(ImageFolder(path=path, storage="memory").load(0).train, tuple)
-    monkeypatch.setattr(folder_reading, "fits_in_memory", lambda num_bytes: True)
+    monkeypatch.setattr(folder_loading, "fits_in_memory", lambda num_bytes: True)
     assert isinstance(ImageFolder(path=path).load(0).train, tuple)
 
 
@@ -376,7 +376,7 @@ def test_an_archive_that_claims_to_be_endless_is_refused_by_its_headers(form, fi
 def test_the_second_load_decodes_nothing(form, files, tmp_path, monkeypatch) -> None:
     path = WRITERS[form](tmp_path / form, files)
     first = ImageFolder(path=path).load(0)
-    monkeypatch.setattr(folder_reading, "decode_all", None)
+    monkeypatch.setattr(folder_loading, "decode_all", None)
     second = ImageFolder(path=path).load(0)
     assert all(torch.equal(a, b) for a, b in zip(first.train + first.test, second.train + second.test, strict=True))
     assert (first.classes, first.info) == (second.classes, second.info)

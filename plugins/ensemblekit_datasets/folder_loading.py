@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 from ensemblekit import DataError, Decoding, fits_in_memory
 from ensemblekit_datasets.class_folders import ClassFolders, arrange
 from ensemblekit_datasets.decoded_cache import cache_key, read_cache, write_cache
-from ensemblekit_datasets.decoding import decode_all
 from ensemblekit_datasets.image_sources import Folder, ImageSource, open_source
+from ensemblekit_datasets.parallel_decoding import decode_all
 
 if TYPE_CHECKING:
-    from ensemblekit_datasets.decoding import Pixels
+    from ensemblekit_datasets.parallel_decoding import Pixels
 
 CACHE_FORMAT = 1
 """To be raised whenever the same files would be decoded or kept differently."""
