@@ -40,7 +40,7 @@ class GNCL(Method):
             raise ValueError('is more than 1, and mode "upper" interpolates: lower it, or set mode = "exact"')
         return lam
 
-    def formula_here(self) -> str:
+    def formula_for_parameters(self) -> str:
         return self.formula.splitlines()[0 if self.mode == "upper" else 1].partition(": ")[2]
 
     def separable(self) -> bool:

@@ -50,7 +50,7 @@ class Stacking(Method):
             raise ValueError('is only used with form = "linear": set that, or remove it')
         return penalty
 
-    def formula_here(self) -> str:
+    def formula_for_parameters(self) -> str:
         return self.formula.splitlines()[0 if self.form == "weights" else 1].partition(": ")[2]
 
     @hookimpl
