@@ -1,6 +1,6 @@
 """Augmentation: random changes of training images, different for each image and applied to whole batches.
 
-An augmentation is one class: its parameters in a spec, what is sampled for each image, and how a batch is changed.
+An augmentation is one class: its parameters in a spec, the random parameters of each image, and the change of a batch.
 To add one, write the class and list it in `AUGMENTATIONS`, and in `AugmentationParameters` if it has parameters.
 
 Sampling happens on the CPU from a seeded generator, for a whole epoch at once; `apply` is deterministic and runs on
@@ -51,9 +51,7 @@ class Crop(Augmentation):
     class Parameters(Section):
         """Parameters of `crop` in a spec."""
 
-        padding: int = Field(
-            4, ge=0, description="zeros added on each side before a random crop; not used if crop_size is smaller"
-        )
+        padding: int = Field(4, ge=0, description="zeros added on each side before a random crop of the image's size")
 
     def __init__(
         self, parameters: AugmentationParameters, stored_size: tuple[int, int], crop_size: tuple[int, int]

@@ -1,7 +1,7 @@
 """Resizing of images: the one definition that training and prediction share.
 
-Pillow does it for files and tensors alike, since other implementations round differently: a network would be trained
-on pixels that it never meets in predictions.
+Pillow resizes both files and tensors. Other implementations round differently, so that a network would be trained on
+other pixels than those it predicts from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def resize_tensor(images: Tensor, size: int) -> Tensor:
 
     if images.shape[-2:] == (size, size):
         return images
-    # Pillow resizes channels independently, so each can be an image of its own.
+    # Pillow resizes channels independently, so each can be resized as a separate grey image.
     channels = images.contiguous().view(-1, *images.shape[-2:]).numpy()
     resized = [np.asarray(resize_image(Image.fromarray(channel), size)) for channel in channels]
     return torch.from_numpy(np.stack(resized)).view(*images.shape[:-2], size, size)

@@ -80,7 +80,7 @@ class CIFAR(DownloadedImages):
             raise cannot_write(self.folder, error) from error
 
     def _check(self, batches: Path) -> None:
-        """Raise a `DataError` that names the missing or damaged file; torchvision would only say that there is one."""
+        """Raise a `DataError` that names the missing or damaged file; torchvision does not name it."""
         from torchvision.datasets.utils import calculate_md5
 
         reader = self.reader()

@@ -25,9 +25,9 @@ MAX_DEPTH = 5
 MAX_FILE_BYTES = 256 * 2**20
 MAX_MEMBERS = 20_000_000
 MAX_EXPANSION = 200
-"""An archive may unpack to this many times its own size: images hardly compress, so more is an attack …"""
+"""An archive may unpack to this many times its size; images hardly compress, so that more is probably an attack."""
 ALWAYS_ALLOWED_BYTES = 2**30
-"""… or to this size, whatever its own."""
+"""An archive may unpack to this many bytes, however small it is."""
 
 
 @dataclass(frozen=True)
