@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     )
     from ensemblekit.core.decomposition import Decomposition
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
+    from ensemblekit.core.files import atomic_write, sha256_of_file
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory
-    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, ImageDataset, Method, Model, Splits
+    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Method, Model, Splits
     from ensemblekit.core.seeds import generator
+    from ensemblekit.data.augmentation import Augmentations
     from ensemblekit.data.decoding import Decoding
+    from ensemblekit.data.image_dataset import ImageDataset
     from ensemblekit.data.in_memory import data_from_datasets
     from ensemblekit.data.loading import Batch, Data, Split, load_data
     from ensemblekit.data.splitting import hold_out
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MSE",
+    "Augmentations",
     "Batch",
     "Data",
     "DataError",
@@ -64,6 +68,7 @@ __all__ = [
     "Split",
     "Splits",
     "UsageError",
+    "atomic_write",
     "build_model",
     "data_from_datasets",
     "datasets",
@@ -83,6 +88,7 @@ __all__ = [
     "models",
     "objective",
     "resume",
+    "sha256_of_file",
     "train",
 ]
 
@@ -93,12 +99,15 @@ _HOMES = {
     ),
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
+    "core.files": "atomic_write sha256_of_file",
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory",
-    "core.plugin": "DataInfo Dataset Extension ImageDataset Method Model Splits",
+    "core.plugin": "DataInfo Dataset Extension Method Model Splits",
     "core.seeds": "generator",
+    "data.augmentation": "Augmentations",
     "data.decoding": "Decoding",
+    "data.image_dataset": "ImageDataset",
     "data.in_memory": "data_from_datasets",
     "data.loading": "Batch Data Split load_data",
     "data.splitting": "hold_out",

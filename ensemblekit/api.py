@@ -23,7 +23,7 @@ from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Dataset, Method, Model
 from ensemblekit.core.registry import PluginInfo, Registry, discover
-from ensemblekit.data.in_memory import Given
+from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import load_data
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.inference.ensemble import Ensemble
@@ -71,7 +71,7 @@ def train(
         spec = spec_reader.load_spec(spec, None, registry)
     given = None
     if data is not None:
-        dataset = spec.data if isinstance(spec.data, Given) else Given()
+        dataset = spec.data if isinstance(spec.data, InMemoryData) else InMemoryData()
         spec = replace(spec, data=dataset)
         given = load_data(dataset.of(*data), spec.seed)
     with closing(_progress(progress)) as shown:
@@ -89,7 +89,7 @@ def resume(
     registry = _registry(plugins)
     if data is not None:
         spec = run_spec(RunDirectory.open(Path(path)), registry)
-        dataset = spec.data if isinstance(spec.data, Given) else Given()
+        dataset = spec.data if isinstance(spec.data, InMemoryData) else InMemoryData()
         given = load_data(dataset.of(*data), spec.seed)
     with closing(_progress(progress)) as shown:
         return resume_run(Path(path), given, shown, registry)

@@ -17,7 +17,7 @@ from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import discover
 from ensemblekit.core.seeds import generator
-from ensemblekit.data.in_memory import Given
+from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines import Settings, Slot
 from ensemblekit.members.growing import TrainingMembers
@@ -64,7 +64,7 @@ class Workload:
     @cached_property
     def run_spec(self) -> Spec:
         """The whole spec, validated."""
-        return load_spec({**self.spec, "data": Given().to_table()}, None, discover())
+        return load_spec({**self.spec, "data": InMemoryData().to_table()}, None, discover())
 
     @property
     def info(self) -> DataInfo:

@@ -123,7 +123,7 @@ def spec_overview(spec: Spec) -> list[tuple[str, str]]:
     for method in spec.methods:
         rows.append(("method", _words(method)))
         if len(spec.methods) == 1:
-            rows.append(("  minimises", method.formula_here()))
+            rows.append(("  minimises", method.formula_for_parameters()))
         else:
             rows.append(("  answers", ", ".join(sorted(implemented_hooks(type(method))))))
     if not spec.methods:

@@ -75,8 +75,8 @@ class Plugin(Section):
         """The name it is registered and used in specs under."""
         return self._name or snake_case(type(self).__name__)
 
-    def formula_here(self) -> str:
-        """The formula for these very parameters, if it depends on them."""
+    def formula_for_parameters(self) -> str:
+        """The formula for the values of the parameters, if it depends on them."""
         return self.formula
 
     def named(self, name: str) -> Self:
@@ -145,94 +145,103 @@ class Model(Plugin):
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What is known of a data set before it is loaded."""
+    """Task and shapes of a data set, known before it is loaded."""
 
     task: Task
     input_shape: tuple[int, ...]
+    """Shape of one sample's input, for images (channels, height, width)."""
     num_outputs: int
-    """The number of classes, or of real values to predict."""
+    """Number of classes, or of real values to predict."""
 
     @property
     def form(self) -> str:
-        """All of it in words."""
-        what = "classes" if self.task == "classification" else "values"
-        return f"{'×'.join(map(str, self.input_shape))} inputs and {self.num_outputs} {what}"
+        """A description in words: ``1×8×8 inputs and 10 classes``."""
+        outputs = "classes" if self.task == "classification" else "values"
+        return f"{'×'.join(map(str, self.input_shape))} inputs and {self.num_outputs} {outputs}"
 
 
 @dataclass(frozen=True)
 class Splits:
-    """A loaded data set: pairs of tensors (inputs, targets), or map-style data sets of (input, target)."""
+    """A loaded data set: pairs of tensors (inputs, targets), or map-style data sets of (input, target).
+
+    Inputs are uint8, which are scaled to [0, 1], or floating. Targets are class indices (N,), or real values (N,) or
+    (N, num_outputs).
+    """
 
     train: TorchDataset[Any] | tuple[Tensor, Tensor]
     test: TorchDataset[Any] | tuple[Tensor, Tensor]
     info: DataInfo
     validation: TorchDataset[Any] | tuple[Tensor, Tensor] | None = None
-    """None: cut from the training part by the run's seed."""
+    """None: `validation_fraction` of the training samples is held out by the run's seed."""
     classes: tuple[str, ...] | None = None
-    """The classes' names in the order of their indices."""
+    """Names of the classes in the order of their indices."""
     mean: tuple[float, ...] | None = None
-    """Channel means and deviations of inputs scaled to [0, 1]; None: taken from the training part if needed."""
+    """Channel means of inputs scaled to [0, 1]; None: computed from the training split if needed."""
     std: tuple[float, ...] | None = None
+    """Channel standard deviations of inputs scaled to [0, 1]; None: as for `mean`."""
 
 
 class Dataset(Plugin):
-    """A data set: knows how to load its splits. The parameters here are every data set's."""
+    """A data set: knows how to load its splits. Its fields are parameters of every data set."""
 
     kind = "dataset"
     source: ClassVar[str] = ""
     """Where the data comes from."""
     licence: ClassVar[str] = ""
-    """What its owners allow."""
+    """Licence of the data."""
     samples: ClassVar[str] = ""
-    """How many samples it has, in words."""
+    """Number of samples, in words."""
 
     validation_fraction: float = Field(
-        0.1, ge=0, lt=1, description="share of the training data held out for model selection, unless it comes with one"
+        0.1, ge=0, lt=1, description="share of the training samples held out for validation, if there is no such split"
     )
     limit_train: int | None = Field(
-        None, ge=1, description="use that many training samples, classes in proportion; held-out ones are all used"
+        None, ge=1, description="number of training samples to use, stratified; validation samples are not limited"
     )
-    limit_test: int | None = Field(None, ge=1, description="use that many test samples, classes in proportion")
+    limit_test: int | None = Field(None, ge=1, description="number of test samples to use, stratified")
     storage: Literal["auto", "memory", "stream"] = Field(
         "auto",
-        description="tensors in memory, or a stream from disk; auto takes memory if the data fits in a quarter of it",
+        description="keep samples in memory, or stream them from disk; auto: memory if they fit in a quarter of it",
     )
 
     @property
     def info(self) -> DataInfo | None:
-        """What is known without loading anything, so that a spec can be checked early; None if nothing is."""
+        """Task and shapes, so that a spec can be checked without loading data; None if they are not known."""
         return None
 
     def places(self) -> Sequence[Path]:
-        """Where its files are looked for, first match wins; empty if it needs none."""
+        """Paths where its files are looked for, in this order; empty if it needs none."""
         return ()
 
     def found_at(self) -> Path | None:
-        """The place where it is present now; None if it is absent or needs no files."""
-        return next((place for place in self.places() if place.exists()), None)
+        """The first of `places` that exists; None if there is none or if it needs no files."""
+        return next((path for path in self.places() if path.exists()), None)
 
     @abstractmethod
     def load(self, seed: int) -> Splits:
-        """Load the splits; everything random is derived from `seed`."""
+        """Load the splits.
+
+        Args:
+            seed: The run's seed; all randomness, for example of a test split, must be derived from it.
+
+        Returns:
+            The splits; `ensemblekit.load_data` checks and transforms them.
+
+        Raises:
+            DataError: The data is missing or damaged.
+        """
 
     def read_features(self, path: Path, seed: int) -> Tensor | None:
-        """The rows of a new file, (N, *input_shape), prepared as those of a run with this seed were.
+        """Read and preprocess the rows of a new file for prediction; not called for image data sets.
 
-        Default: None, the file's columns are numbers that need no preparation. Not asked of images.
+        Args:
+            path: The file.
+            seed: Seed of the run whose preprocessing is applied.
+
+        Returns:
+            The features (N, *input_shape); None, the default, if the file's columns are numbers used as they are.
+
+        Raises:
+            DataError: The file cannot be read or does not have the columns of the training data.
         """
         return None
-
-
-class ImageDataset(Dataset):
-    """A data set of images: uint8 (N, channels, height, width), scaled to [0, 1] batch by batch."""
-
-    size: int | None = Field(None, ge=1, description="side that images are resized and centre-cropped to when read")
-    crop_size: int | None = Field(
-        None, ge=1, description="side of what the network sees: random crops in training, centres else"
-    )
-    augment: tuple[Literal["crop", "flip", "rotate"], ...] = Field(
-        (), description="random changes of training images, each image its own"
-    )
-    padding: int = Field(4, ge=0, description="zeros around an image before a random crop of its own size")
-    degrees: float = Field(15.0, ge=0, le=180, description="largest angle of a random rotation")
-    normalise: bool = Field(False, description="subtract the channels' means and divide by their deviations")

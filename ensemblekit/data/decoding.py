@@ -1,4 +1,4 @@
-"""From the bytes of an image file to a uint8 array."""
+"""Decoding of image files to uint8 arrays."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ensemblekit.core.errors import DataError
+from ensemblekit.data.resizing import resize_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,36 +20,39 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
 @dataclass(frozen=True)
 class Decoding:
-    """How image files become arrays of one shape."""
+    """A way to turn image files into arrays of one shape, the same for training and for predictions.
+
+    Args:
+        size: Side in pixels of the square that an image is resized and centre-cropped to; None: keep its size.
+        channels: 3 to convert every image to RGB, 1 to grey.
+    """
 
     size: int | None
-    """The side of the square that an image is resized and cut to; None: as it is."""
     channels: Literal[1, 3]
 
-    def __call__(self, data: bytes, place: str) -> NDArray[np.uint8]:
-        """The image of a file's bytes: uint8 (channels, height, width); `place` is what errors call the file."""
+    def __call__(self, data: bytes, path: str) -> NDArray[np.uint8]:
+        """Decode an image.
+
+        Args:
+            data: Content of a PNG, JPEG, WebP or BMP file.
+            path: Path of the file, for error messages.
+
+        Returns:
+            The pixels, uint8 (channels, height, width).
+
+        Raises:
+            DataError: The content is not such an image, is damaged, or has more than 8 bits per channel.
+        """
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.mode.startswith(("I", "F")):
-                    raise DataError("image has more than 8 bits a channel", place, "convert it to 8 bits")
+                    raise DataError("image has more than 8 bits per channel", path, "convert it to 8 bits")
                 converted = image.convert("RGB" if self.channels == 3 else "L")
         except (DataError, MemoryError):
             raise
-        except Exception as error:  # on bad bytes, Pillow's decoders raise nearly anything
-            reason = f"expected PNG, JPEG, WebP or BMP, got {len(data)} bytes: {_reason(error)}"
-            raise DataError("cannot decode image", place, f"{reason}; replace or remove the file") from error
-        pixels = np.asarray(self._fitted(converted))
+        except Exception as error:  # Pillow's decoders raise nearly anything for invalid bytes
+            reason = "unknown format" if isinstance(error, UnidentifiedImageError) else str(error)
+            expected = f"expected PNG, JPEG, WebP or BMP, got {len(data)} bytes: {reason}"
+            raise DataError("cannot decode image", path, f"{expected}; replace or remove the file") from error
+        pixels = np.asarray(converted if self.size is None else resize_image(converted, self.size))
         return pixels[None] if self.channels == 1 else pixels.transpose(2, 0, 1)
-
-    def _fitted(self, image: Image.Image) -> Image.Image:
-        """Resized so that the shorter side is `size`, then cut to a centred square."""
-        if self.size is None or image.size == (self.size, self.size):
-            return image
-        width, height = (self.size * side // min(image.size) for side in image.size)
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        return resized.crop((left, top, left + self.size, top + self.size))
-
-
-def _reason(error: Exception) -> str:
-    return "not such an image" if isinstance(error, UnidentifiedImageError) else str(error)

@@ -1,13 +1,13 @@
-"""Turns a data set into batches: training data in a seeded order and augmented, all else as it is.
+"""Loading: a data set becomes batches, shuffled and augmented for training, in their own order for evaluation.
 
-Inputs are kept as uint8 (scaled to [0, 1] batch by batch) or float32, in memory or in a stream; both give the same
-batches. The order of an epoch and everything random in it are functions of (seed, epoch), so that a run can be
-taken up at any epoch.
+Inputs are stored as uint8 (scaled to [0, 1] batch by batch) or float32, in memory or as a stream; both give the same
+batches. The order of an epoch and its augmentation are functions of (seed, epoch), so that a run can be resumed at any
+epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -19,27 +19,28 @@ from torch import Tensor
 
 from ensemblekit.core.errors import DataError, PluginError
 from ensemblekit.core.memory import fits_in_memory
-from ensemblekit.core.plugin import DataInfo, Dataset, ImageDataset, Splits, Task
+from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
+from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.sources import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.data.splitting import hold_out, limit
 from ensemblekit.data.transforms import ImageTransform
 
-READY_BYTES = 2**26
-"""Inputs of up to this size are made ready once and for all, where nothing random happens to them."""
+MAX_CACHED_BYTES = 2**26
+"""Splits up to this size are transformed once and cached if no augmentation is used."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step works on."""
+    """Samples of one training step or one step of an evaluation."""
 
     inputs: Tensor
     """float32 (B, *input_shape)."""
     targets: Tensor
     """Class indices, int64 (B,), or real values, float32 (B, C)."""
     index: Tensor
-    """The samples' positions in their split, int64 (B,)."""
+    """Indices of the samples in their split, int64 (B,)."""
 
 
 @dataclass(frozen=True)
@@ -49,77 +50,83 @@ class Split:
     inputs: Tensor | MapSource
     """As stored: uint8 or float32 (N, …), or a stream of such samples."""
     targets: Tensor
-    """Class indices, int64 (N,), or real values, float32 (N, C); they are where the batches are to be."""
+    """Class indices, int64 (N,), or real values, float32 (N, C); batches are made on their device."""
     transform: ImageTransform | None
+    """Transform of stored images into network inputs; None if inputs are not images."""
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same split with its batches on a device; what is in memory is moved there now, once."""
+        """Return the same split with its batches on a device; inputs in memory are moved there now, once."""
         inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs
         transform = self.transform and self.transform.to(device)
         return replace(self, inputs=inputs, targets=self.targets.to(device), transform=transform)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """All samples in their own order and without augmentation: for evaluation."""
-        return self._batches(torch.arange(len(self)), _batch_lengths(len(self), batch_size), {})
+        """Iterate over all samples in their own order, without augmentation: for evaluation."""
+        return self._batches(torch.arange(len(self)), _batch_lengths(len(self), batch_size), [])
 
     def training_batches(self, batch_size: int, seed: int, epoch: int, augment: bool = True) -> Iterator[Batch]:
-        """All samples once in the order of (seed, epoch), augmented as the data set says.
+        """Iterate over all samples once, shuffled and augmented.
 
-        The last batch has what is left over, unless that is a single sample, which batch norm cannot train on:
-        it then joins the batch before.
+        The last batch has the remaining samples, unless it is a single one, which batch norm cannot train on: then it
+        joins the batch before.
+
+        Args:
+            batch_size: Samples per batch.
+            seed: Seed of the run.
+            epoch: Number of the epoch; order and augmentation are functions of (seed, epoch).
+            augment: Whether to apply the data set's augmentation.
         """
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch))
-        drawn: dict[str, Tensor] = {}
+        sampled: list[Tensor] = []
         if augment and self.transform is not None:
-            # for the whole epoch at once: what a sample gets does not depend on the size of batches
-            drawn = self.transform.draw(len(self), generator(seed, "augment", epoch))
-        return self._batches(order, self.training_batch_lengths(batch_size), drawn)
+            # For the whole epoch at once, so that a sample's augmentation does not depend on the batch size.
+            sampled = self.transform.sample(len(self), generator(seed, "augment", epoch))
+        return self._batches(order, self.training_batch_lengths(batch_size), sampled)
 
     def training_batch_lengths(self, batch_size: int) -> list[int]:
-        """The sizes of an epoch's batches."""
+        """Return the sizes of the batches of a training epoch."""
         lengths = _batch_lengths(len(self), batch_size)
         if len(lengths) > 1 and lengths[-1] == 1 < batch_size:
             lengths = [*lengths[:-2], lengths[-2] + 1]
         return lengths
 
-    def _batches(self, order: Tensor, lengths: list[int], drawn: Mapping[str, Tensor]) -> Iterator[Batch]:
+    def _batches(self, order: Tensor, lengths: list[int], sampled: Sequence[Tensor]) -> Iterator[Batch]:
         device = self.targets.device
         index_batches = order.to(device).split(lengths)
-        if not drawn and (ready := self._ready) is not None:
+        if not sampled and (cached := self._cached_inputs) is not None:
             for index in index_batches:
-                yield Batch(ready.index_select(0, index), self.targets.index_select(0, index), index)
+                yield Batch(cached.index_select(0, index), self.targets.index_select(0, index), index)
             return
-        drawn_batches = {name: values.to(device).split(lengths) for name, values in drawn.items()}
+        sampled_batches = [values.to(device).split(lengths) for values in sampled]
         stored_batches: Iterator[Tensor]
         if isinstance(self.inputs, Tensor):
             stored_batches = map(self.inputs.index_select, repeat(0), index_batches)
         else:
             stored_batches = (stored.to(device) for stored in self.inputs.stream(order.split(lengths)))
         for step, index in enumerate(index_batches):
-            drawn_here = {name: values[step] for name, values in drawn_batches.items()}
             with one_thread():
-                inputs = self._transformed(next(stored_batches), drawn_here)
+                inputs = self._transformed(next(stored_batches), [values[step] for values in sampled_batches])
                 batch = Batch(inputs, self.targets.index_select(0, index), index)
             yield batch
 
     @cached_property
-    def _ready(self) -> Tensor | None:
-        """All inputs as the network sees them without augmentation; None if they are too many to keep."""
+    def _cached_inputs(self) -> Tensor | None:
+        """All inputs, transformed without augmentation; None if they are streamed or too large to keep."""
         if not isinstance(self.inputs, Tensor):
             return None
         shape = self.inputs.shape[1:] if self.transform is None else self.transform.output_shape
-        if 4 * len(self) * prod(shape) > READY_BYTES:
+        if 4 * len(self) * prod(shape) > MAX_CACHED_BYTES:
             return None
-        return self._transformed(self.inputs, {})
+        return self._transformed(self.inputs, [])
 
-    def _transformed(self, stored: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
-        """What the network sees of a batch of stored inputs."""
+    def _transformed(self, stored: Tensor, sampled: Sequence[Tensor]) -> Tensor:
+        """Turn stored inputs into network inputs, augmented if random parameters were sampled for them."""
         if self.transform is None:
             return stored.div(255) if stored.dtype == torch.uint8 else stored
-        return self.transform.augmented(stored, drawn) if drawn else self.transform.plain(stored)
+        return self.transform.augmented(stored, sampled) if sampled else self.transform.plain(stored)
 
 
 @dataclass(frozen=True)
@@ -127,74 +134,86 @@ class Data:
     """A data set that is ready for training."""
 
     info: DataInfo
-    """Its `input_shape` is what the network sees, after resizing and cropping."""
+    """Its `input_shape` is that of the network's input, after resizing and cropping."""
     classes: tuple[str, ...] | None
+    """Names of the classes in the order of their indices; None if they have none."""
     train: Split
     validation: Split | None
-    """What model selection may look at, disjoint from the training part; None if nothing is held out."""
+    """Samples for model selection, disjoint from the training split; None if none are held out."""
     test: Split
 
     def to(self, device: torch.device | str) -> Self:
-        """The same data with its batches on a device."""
+        """Return the same data with its batches on a device."""
         validation = self.validation and self.validation.to(device)
         return replace(self, train=self.train.to(device), validation=validation, test=self.test.to(device))
 
 
 def load_data(dataset: Dataset, seed: int) -> Data:
-    """Load a data set, cut its splits, check all of it and make it ready for training.
+    """Load a data set, split it, check every sample and prepare it for training.
 
-    The validation part is cut from the training part by seed, before that is limited; the test part is not touched.
-    Every sample is read once here, a stream's too, so that bad data is found before any training.
+    The validation split is taken from the training samples by the seed, before `limit_train` is applied. Every sample
+    is read once here, also of a stream, so that bad data is found before training starts.
+
+    Args:
+        dataset: A data set plugin, for example ``Digits(validation_fraction=0.2)``.
+        seed: Seed of the splits.
+
+    Returns:
+        The training, validation and test splits, in memory on the CPU or as streams.
+
+    Raises:
+        DataError: Data is missing, or a sample cannot be read or has a wrong shape, dtype or target.
+        PluginError: The data set does not return what its `info` declares.
     """
     splits = dataset.load(seed)
     _check_splits(splits, dataset)
-    sources = _cut(splits, dataset, seed)
+    sources = _make_sources(splits, dataset, seed)
     example = sources["train"].example()
-    in_memory = _in_memory(sources, example, dataset)
+    in_memory = _use_memory(sources, example, dataset)
     sources = {name: source.checked(example, in_memory) for name, source in sources.items()}
     transform = _transform(splits, dataset, sources["train"], example)
     shape = transform.output_shape if transform is not None else tuple(example.shape)
     declared = splits.info.input_shape
-    # images may be declared as they are or as they will be: resized or cropped
+    # Images may be declared as stored or as the network's input, resized and cropped.
     if declared != shape and (transform is None or len(declared) != 3 or declared[0] != shape[0]):
         what = f"expected inputs of shape {declared}, got {shape}"
-        raise DataError(what, f'data set "{dataset.name}"', "correct what the data set says or what it gives")
-    ready = {
+        raise DataError(what, f'data set "{dataset.name}"', "correct `info` or the inputs")
+    parts = {
         name: Split(source.inputs if isinstance(source, TensorSource) else source, source.targets, transform)
         for name, source in sources.items()
     }
     info = replace(splits.info, input_shape=shape)
-    return Data(info, splits.classes, ready["train"], ready.get("validation"), ready["test"])
+    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"])
 
 
 def _check_splits(splits: object, dataset: Dataset) -> None:
-    """A `PluginError` unless a data set gives what it has promised."""
+    """Raise a `PluginError` unless a data set returned what it declares."""
     where = f'data set "{dataset.name}"'
     if not isinstance(splits, Splits):
         raise PluginError(f"load() returned a {type(splits).__name__}", where, "return ensemblekit.Splits(…)")
     if splits.info.task not in get_args(Task):
         tasks = " or ".join(get_args(Task))
-        raise PluginError(f'the task of its DataInfo is "{splits.info.task}"', where, f"make it {tasks}")
+        raise PluginError(f'unknown task "{splits.info.task}" in its DataInfo', where, f"set it to {tasks}")
     declared = dataset.info
-    said = (splits.info.task, splits.info.num_outputs)
-    if declared is not None and (declared.task, declared.num_outputs) != said:
-        what = f"load() gives {splits.info.form}, but `info` says {declared.form}"
-        raise PluginError(what, where, "make both say the same")
+    returned = (splits.info.task, splits.info.num_outputs)
+    if declared is not None and (declared.task, declared.num_outputs) != returned:
+        what = f"load() returned {splits.info.form}, but `info` declares {declared.form}"
+        raise PluginError(what, where, "make both equal")
 
 
-def _cut(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Source]:
-    """The samples of each split."""
+def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Source]:
+    """Make the sources of the splits, with validation samples held out and limits applied."""
     size = dataset.size if isinstance(dataset, ImageDataset) else None
-    names = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    loaded = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     sources = {
-        name: make_source(given, splits.info, size, f'data set "{dataset.name}", {name}')
-        for name, given in names.items()
-        if given is not None
+        name: make_source(samples, splits.info, size, f'data set "{dataset.name}", {name}')
+        for name, samples in loaded.items()
+        if samples is not None
     }
     train = sources["train"]
     if "validation" not in sources and dataset.validation_fraction > 0:
         kept, held_out = hold_out(train.targets, dataset.validation_fraction, generator(seed, "validation"))
-        # both are numbered as in the data set, so that an error names the sample as its owner knows it
+        # Both keep the data set's own numbering, so that errors name samples as their owner knows them.
         sources["train"], sources["validation"] = train.select(kept), train.select(held_out)
     for name, count in (("train", dataset.limit_train), ("test", dataset.limit_test)):
         source = sources[name]
@@ -203,7 +222,8 @@ def _cut(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Source]:
     return sources
 
 
-def _in_memory(sources: Mapping[str, Source], example: Tensor, dataset: Dataset) -> bool:
+def _use_memory(sources: Mapping[str, Source], example: Tensor, dataset: Dataset) -> bool:
+    """Decide whether to keep the samples of map-style data sets in memory."""
     if dataset.storage != "auto":
         return dataset.storage == "memory"
     num_samples = sum(len(source) for source in sources.values() if isinstance(source, MapSource))
@@ -211,7 +231,7 @@ def _in_memory(sources: Mapping[str, Source], example: Tensor, dataset: Dataset)
 
 
 def _transform(splits: Splits, dataset: Dataset, train: Source, example: Tensor) -> ImageTransform | None:
-    """What images go through, normalised by the data set's own statistics or else by those of the training part."""
+    """Make the transform of images, normalised by the data set's statistics or else by those of the training split."""
     if not isinstance(dataset, ImageDataset):
         return None
     if example.dim() != 3 and not (dataset.augment or dataset.crop_size or dataset.normalise):

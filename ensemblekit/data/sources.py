@@ -1,4 +1,4 @@
-"""Samples as their data set gives them, checked and made tensors: all at once, or one by one as they are read."""
+"""Sources of samples: the tensors or the map-style data set behind a split, with every sample checked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo
-from ensemblekit.data.augmentation import resize
+from ensemblekit.core.tensors import describe_tensor
+from ensemblekit.data.resizing import resize_tensor
 
 CHUNK_BYTES = 2**24
+"""Samples are checked and resized in chunks of this size, which bounds the memory for temporaries."""
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError)
-"""What decoders raise for files that they cannot read (Pillow: SyntaxError for a broken PNG)."""
+"""Exceptions of decoders for files that they cannot read (Pillow: SyntaxError for a broken PNG)."""
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Samples that are tensors already: inputs (N, …), uint8 or float32, and targets."""
+    """Samples in memory: inputs (N, …), uint8 or float32, and targets."""
 
     inputs: Tensor
     targets: Tensor
@@ -31,64 +33,76 @@ class TensorSource:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def select(self, positions: Tensor) -> Self:
-        return replace(self, inputs=self.inputs[positions], targets=self.targets[positions])
+    def select(self, indices: Tensor) -> Self:
+        """Return the source of some of the samples."""
+        return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
 
     def example(self) -> Tensor:
+        """Return the input of the first sample."""
         return self.inputs[0]
 
     def chunks(self) -> Iterator[Tensor]:
+        """Iterate over all inputs in order, several at a time."""
         return iter(self.inputs.split(_chunk_length(self.inputs[0])))
 
     def checked(self, example: Tensor, in_memory: bool) -> TensorSource:
-        """Itself, if its samples have the example's shape; else a `DataError`."""
-        _check_like(self.inputs[0], example, f"{self.label} sample 0")
+        """Return this source; a `DataError` if its inputs differ from the example in shape or dtype."""
+        _check_same_type(self.inputs[0], example, f"{self.label} sample 0")
         return self
 
 
 @dataclass(frozen=True)
 class MapSource(TorchDataset[Tensor]):
-    """Samples of a map-style data set, read when they are asked for; as a data set it gives the inputs only."""
+    """Samples of a map-style data set, read on demand; as a data set itself, it has the inputs only."""
 
     dataset: TorchDataset[Any]
-    positions: Tensor
+    indices: Tensor
+    """Indices of the samples in the data set."""
     targets: Tensor
-    """Of these positions, in this order."""
+    """Their targets, in the same order."""
     label: str
     size: int | None
-    like: Tensor | None = None
-    """A sample whose shape all must have."""
+    """Side that images are resized to; None: not at all."""
+    expected: Tensor | None = None
+    """An input whose shape and dtype all others must have; None: not checked yet."""
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.indices)
 
-    def select(self, positions: Tensor) -> Self:
-        return replace(self, positions=self.positions[positions], targets=self.targets[positions])
+    def select(self, indices: Tensor) -> Self:
+        """Return the source of some of the samples."""
+        return replace(self, indices=self.indices[indices], targets=self.targets[indices])
 
     def __getitem__(self, index: int) -> Tensor:
-        position = int(self.positions[index])
-        where = f"{self.label} sample {position}"
-        value, target = read_sample(self.dataset, position, where)
+        sample_index = int(self.indices[index])
+        where = f"{self.label} sample {sample_index}"
+        value, target = read_sample(self.dataset, sample_index, where)
         sample = as_input(value, self.size, where)
-        if self.like is not None:
-            _check_like(sample, self.like, where)
+        if self.expected is not None:
+            _check_same_type(sample, self.expected, where)
         _check_finite(sample, where)
         read, expected = as_target(target, where), self.targets[index]
         if not torch.equal(read.to(expected.dtype).view_as(expected), expected):
-            what = f"its target is {read.tolist()}, but the data set's attribute `targets` says {expected.tolist()}"
-            raise DataError(what, where, "make both say the same")
+            what = f"target is {read.tolist()}, but {expected.tolist()} in the data set's attribute `targets`"
+            raise DataError(what, where, "make both equal")
         return sample
 
     def example(self) -> Tensor:
+        """Read the input of the first sample."""
         return self[0]
 
     def chunks(self) -> Iterator[Tensor]:
-        length = 1 if self.like is None else _chunk_length(self.like)
+        """Read all inputs in order, several at a time."""
+        length = 1 if self.expected is None else _chunk_length(self.expected)
         return self.stream(torch.arange(len(self)).split(length))
 
     def checked(self, example: Tensor, in_memory: bool) -> Source:
-        """Itself or a copy in memory, every sample read once; a `DataError` if one is not like the example."""
-        source = replace(self, like=example)
+        """Read every sample once and return this source, or a copy in memory.
+
+        Raises:
+            DataError: A sample cannot be read, is not finite, or differs from the example in shape or dtype.
+        """
+        source = replace(self, expected=example)
         inputs = torch.empty((len(self) if in_memory else 0, *example.shape), dtype=example.dtype)
         start = 0
         for chunk in source.chunks():
@@ -98,69 +112,82 @@ class MapSource(TorchDataset[Tensor]):
         return TensorSource(inputs, self.targets, self.label) if in_memory else source
 
     def stream(self, index_batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The inputs of one batch of samples after the other."""
+        """Read the inputs batch by batch, each (B, …), for batches of sample indices."""
         batches = [index.tolist() for index in index_batches]
-        # a generator of its own, because a loader without one draws from torch's global one
+        # A loader without a generator would advance torch's global one.
         return iter(DataLoader(self, batch_sampler=batches, collate_fn=torch.stack, generator=torch.Generator()))
 
 
 Source = TensorSource | MapSource
 
 
-def make_source(given: Any, info: DataInfo, size: int | None, label: str) -> Source:
-    """Samples that can be picked from, their targets checked; `given` is a pair of tensors or a map-style data set."""
-    if not isinstance(given, tuple | list):
-        targets = check_targets(read_targets(given, label), info, label)
-        return MapSource(given, torch.arange(len(targets)), targets, label, size)
-    inputs, targets = (torch.as_tensor(part).cpu() for part in given)
+def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> Source:
+    """Make a source of a pair of tensors (inputs, targets) or of a map-style data set, and check its targets.
+
+    Args:
+        samples: The pair or the data set.
+        info: Task and number of outputs, which the targets must fit.
+        size: Side that images are resized to; None: not at all.
+        label: Name of the split for error messages.
+
+    Raises:
+        DataError: There are no samples, a target does not fit `info`, or a tensor of inputs is not finite.
+    """
+    if not isinstance(samples, tuple | list):
+        targets = check_targets(read_targets(samples, label), info, label)
+        return MapSource(samples, torch.arange(len(targets)), targets, label, size)
+    inputs, targets = (torch.as_tensor(part).cpu() for part in samples)
     if len(inputs) != len(targets):
-        raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets", label, "give each sample one target")
+        raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets", label, "provide one target per sample")
     targets = check_targets(targets, info, label)
     inputs = inputs if inputs.dtype == torch.uint8 else inputs.to(torch.float32)
     if inputs.dim() == 1:
         inputs = inputs.unsqueeze(1)
     length = _chunk_length(inputs[0])
     if size is not None and inputs.dim() == 4:
-        inputs = torch.cat([resize(chunk, size) for chunk in inputs.split(length)])
+        inputs = torch.cat([resize_tensor(chunk, size) for chunk in inputs.split(length)])
     for start, chunk in zip(range(0, len(inputs), length), inputs.split(length), strict=True):
         if chunk.is_floating_point() and not bool(chunk.isfinite().all()):
-            bad = int(chunk.flatten(1).isfinite().all(1).logical_not().nonzero()[0])
-            _check_finite(chunk[bad], f"{label} sample {start + bad}")
+            first = int(chunk.flatten(1).isfinite().all(1).logical_not().nonzero()[0])
+            _check_finite(chunk[first], f"{label} sample {start + first}")
     return TensorSource(inputs, targets, label)
 
 
 def read_targets(dataset: Any, label: str) -> Tensor:
-    """The targets of a map-style data set: its attribute `targets`, or else those of all samples, which are read."""
-    given = getattr(dataset, "targets", None)
-    if given is None:
-        wheres = [f"{label} sample {position}" for position in range(len(dataset))]
-        read = [as_target(read_sample(dataset, i, where)[1], where) for i, where in enumerate(wheres)]
+    """Return the targets of a map-style data set: its attribute `targets`, else read from all samples."""
+    targets = getattr(dataset, "targets", None)
+    if targets is None:
+        locations = [f"{label} sample {index}" for index in range(len(dataset))]
+        read = [as_target(read_sample(dataset, i, where)[1], where) for i, where in enumerate(locations)]
         return torch.stack(read) if read else torch.empty(0)
-    targets = as_target(given, f"{label} attribute `targets`")
+    targets = as_target(targets, f"{label} attribute `targets`")
     if len(targets) != len(dataset):
-        what = f"{len(dataset)} samples, but its attribute `targets` has {len(targets)}"
-        raise DataError(what, label, "give each sample one target")
+        what = f"{len(dataset)} samples, but {len(targets)} in the attribute `targets`"
+        raise DataError(what, label, "provide one target per sample")
     return targets
 
 
-def read_sample(dataset: TorchDataset[Any], position: int, where: str) -> tuple[Any, Any]:
-    """One (input, target) of a map-style data set, or a `DataError` that says which cannot be read."""
+def read_sample(dataset: TorchDataset[Any], index: int, where: str) -> tuple[Any, Any]:
+    """Read one (input, target) of a map-style data set; a `DataError` names `where` if that fails."""
     try:
-        sample = dataset[position]
+        sample = dataset[index]
     except UNREADABLE as error:
-        raise DataError(f"cannot be read: {error}", where, "mend or remove it") from error
+        raise DataError(f"cannot be read: {error}", where, "fix or remove it") from error
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise DataError(f"expected a pair (input, target), got {type(sample).__name__}", where, "return a pair")
     return sample[0], sample[1]
 
 
 def as_input(value: Any, size: int | None, where: str) -> Tensor:
-    """A tensor, an array, an image or a number as a tensor: uint8 if it is, float32 else; images resized to `size`."""
+    """Convert a tensor, an array, an image or a number to a tensor, uint8 if it is, else float32.
+
+    Images (C, H, W) are resized to `size` if it is not None.
+    """
     from PIL import Image
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     try:
-        # torch.tensor copies: an array that is mapped read-only cannot be shared
+        # torch.tensor copies: an array that is memory-mapped read-only cannot be shared.
         sample = value if isinstance(value, Tensor) else None
         if sample is None:
             sample = pil_to_tensor(value) if isinstance(value, Image.Image) else torch.tensor(value)
@@ -170,38 +197,29 @@ def as_input(value: Any, size: int | None, where: str) -> Tensor:
     sample = sample if sample.dtype == torch.uint8 else sample.to(torch.float32)
     if sample.dim() == 0:
         return sample.unsqueeze(0)
-    return resize(sample, size) if size is not None and sample.dim() == 3 else sample
+    return resize_tensor(sample, size) if size is not None and sample.dim() == 3 else sample
 
 
 def as_target(value: Any, where: str) -> Tensor:
-    """A class index, a number or several, as a tensor."""
+    """Convert class indices or real numbers to a tensor."""
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        what = f"expected a class index or real numbers as its target, got {value!r:.60}"
+        what = f"expected a class index or real numbers as the target, got {value!r:.60}"
         raise DataError(what, where, "number the classes from 0") from error
 
 
 def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
-    """Class indices as int64 (N,) or real values as float32 (N, C), or a `DataError` that names the first bad one."""
+    """Return targets as int64 class indices (N,) or float32 values (N, C); a `DataError` names the first bad one."""
     if len(targets) == 0:
-        raise DataError("it is empty", label, "give at least one sample")
+        raise DataError("no samples", label, "provide at least one sample")
     if info.task == "regression":
-        values = targets.to(torch.float32)
-        values = values.unsqueeze(1) if values.dim() == 1 else values
-        if values.shape[1:] != (info.num_outputs,):
-            what = f"expected {info.num_outputs} real values per sample, got shape {tuple(values.shape[1:])}"
-            raise DataError(what, label)
-        bad = values.isfinite().all(1).logical_not().nonzero()
-        if len(bad):
-            where = f"{label} sample {int(bad[0])}"
-            raise DataError(f"its target is not finite: {values[bad[0, 0]].tolist()}", where, "remove it")
-        return values
+        return _check_values(targets, info.num_outputs, label)
     if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
-        got = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape[1:])}"
-        raise DataError(f"expected one class index per sample, got {got}", label, "number the classes from 0")
+        what = f"expected one class index per sample, got {describe_tensor(targets[0])}"
+        raise DataError(what, label, "number the classes from 0")
     classes = targets.to(torch.int64)
-    # one output is enough for two classes: the losses of ±1
+    # One output is enough for two classes: losses on margins ±1.
     num_classes = max(2, info.num_outputs)
     bad = ((classes < 0) | (classes >= num_classes)).nonzero()
     if len(bad):
@@ -210,8 +228,22 @@ def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
     return classes
 
 
+def _check_values(targets: Tensor, num_outputs: int, label: str) -> Tensor:
+    """Return real targets as finite float32 (N, num_outputs)."""
+    values = targets.to(torch.float32)
+    values = values.unsqueeze(1) if values.dim() == 1 else values
+    if values.shape[1:] != (num_outputs,):
+        what = f"expected {num_outputs} real values per sample, got shape {tuple(values.shape[1:])}"
+        raise DataError(what, label, "correct the targets or the number of outputs in DataInfo")
+    bad = values.isfinite().all(1).logical_not().nonzero()
+    if len(bad):
+        what = f"target is not finite: {values[bad[0, 0]].tolist()}"
+        raise DataError(what, f"{label} sample {int(bad[0])}", "remove the sample")
+    return values
+
+
 def channel_statistics(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (C,) of each channel of images (N, C, H, W), uint8 scaled to [0, 1]; float64."""
+    """Compute the channel means and standard deviations, float64 (C,), of images (N, C, H, W) scaled to [0, 1]."""
     count, total, squares = 0, torch.zeros(()), torch.zeros(())
     for images in chunks:
         values = images.to(torch.float64) / (255 if images.dtype == torch.uint8 else 1)
@@ -226,13 +258,13 @@ def _chunk_length(sample: Tensor) -> int:
     return max(1, CHUNK_BYTES // max(1, sample.numel() * sample.element_size()))
 
 
-def _check_like(sample: Tensor, example: Tensor, where: str) -> None:
-    if sample.shape != example.shape or sample.dtype != example.dtype:
-        expected, got = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (example, sample))
-        raise DataError(f"expected {expected} as the first training sample is, got {got}", where, "make them alike")
+def _check_same_type(sample: Tensor, expected: Tensor, where: str) -> None:
+    if sample.shape != expected.shape or sample.dtype != expected.dtype:
+        what = f"expected {describe_tensor(expected)} like the first training sample, got {describe_tensor(sample)}"
+        raise DataError(what, where, "give all samples the same shape and dtype")
 
 
 def _check_finite(sample: Tensor, where: str) -> None:
     if sample.is_floating_point() and not bool((finite := sample.isfinite()).all()):
-        place = finite.logical_not().nonzero()[0].tolist()
-        raise DataError(f"not a finite number: {float(sample[tuple(place)])} at {place}", where, "replace or remove it")
+        index = finite.logical_not().nonzero()[0].tolist()
+        raise DataError(f"not a finite number: {float(sample[tuple(index)])} at {index}", where, "replace or remove it")

@@ -1,4 +1,4 @@
-"""Which samples go where: parts of a data set with its classes in proportion."""
+"""Stratified selection of samples: every class in proportion to its size."""
 
 from __future__ import annotations
 
@@ -9,46 +9,65 @@ from ensemblekit.core.errors import DataError
 
 
 def hold_out(targets: Tensor, fraction: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """The indices to keep and those to hold out, both in order; at least one sample is held out.
+    """Split samples into a part to keep and a part to hold out, for validation or for testing.
 
-    `targets` are class indices (N,), which are held out in proportion (largest remainder), except that one sample
-    of each class is always kept; or real values, of which any are taken.
+    Args:
+        targets: Class indices, int64 (N,), which are held out in proportion (largest remainder), except that one
+            sample of each class is always kept; or real values (N,) or (N, C), which are not stratified.
+        fraction: Share of the samples to hold out, between 0 and 1; at least one sample is held out.
+        generator: Source of randomness, as of `ensemblekit.generator`.
+
+    Returns:
+        The indices of the samples to keep and of those to hold out, both int64 and ascending.
+
+    Raises:
+        DataError: No sample can be held out, since each is the only one of its class.
     """
     count = max(1, round(fraction * len(targets)))
-    held_out = _draw(targets, count, generator, keep_one=True)
+    held_out = _sample(targets, count, generator, keep_one=True)
     if not len(held_out):
         what = f"{len(targets)} samples are too few to hold any out: one of each class must stay"
-        raise DataError(what, fix="give more samples, or a fraction of 0")
+        raise DataError(what, fix="add samples, or set the fraction to 0")
     kept = torch.ones(len(targets), dtype=torch.bool)
     kept[held_out] = False
     return kept.nonzero().squeeze(-1), held_out
 
 
 def limit(targets: Tensor, count: int, generator: Generator) -> Tensor:
-    """The indices of `count` samples in order, classes in proportion (largest remainder); of all if there are fewer."""
-    return _draw(targets, min(count, len(targets)), generator, keep_one=False)
+    """Select `count` samples, classes in proportion (largest remainder), or all if there are fewer.
+
+    Args:
+        targets: Class indices, int64 (N,); or real values, which are not stratified.
+        count: Number of samples to select.
+        generator: Source of randomness.
+
+    Returns:
+        The indices of the selected samples, int64 and ascending.
+    """
+    return _sample(targets, min(count, len(targets)), generator, keep_one=False)
 
 
-def _draw(targets: Tensor, count: int, generator: Generator, keep_one: bool) -> Tensor:
-    """The indices of samples drawn without replacement, in order; `keep_one` leaves one of each class."""
+def _sample(targets: Tensor, count: int, generator: Generator, keep_one: bool) -> Tensor:
+    """Sample indices without replacement, ascending; `keep_one` leaves at least one sample of each class out."""
     classes = torch.zeros(len(targets), dtype=torch.int64) if targets.is_floating_point() else targets
     sizes = classes.bincount()
-    shares = _shares(sizes, count, (sizes - int(keep_one)).clamp(min=0))
+    counts = _class_counts(sizes, count, (sizes - int(keep_one)).clamp(min=0))
     shuffled = torch.randperm(len(classes), generator=generator)
     by_class = shuffled[classes[shuffled].argsort(stable=True)]
-    place_in_class = torch.arange(len(classes)) - (sizes.cumsum(0) - sizes)[classes[by_class]]
-    return by_class[place_in_class < shares[classes[by_class]]].sort().values
+    rank_in_class = torch.arange(len(classes)) - (sizes.cumsum(0) - sizes)[classes[by_class]]
+    return by_class[rank_in_class < counts[classes[by_class]]].sort().values
 
 
-def _shares(sizes: Tensor, count: int, largest: Tensor) -> Tensor:
-    """How many of each class (K,) make `count` in proportion to the classes' sizes, with no more than `largest`."""
+def _class_counts(sizes: Tensor, count: int, largest: Tensor) -> Tensor:
+    """Divide `count` among the classes (K,) in proportion to their sizes, with at most `largest` for each."""
     total = int(sizes.sum())
-    shares = (count * sizes).div(max(total, 1), rounding_mode="floor").minimum(largest)
-    remainders = count * sizes - shares * total
+    counts = (count * sizes).div(max(total, 1), rounding_mode="floor").minimum(largest)
+    remainders = count * sizes - counts * total
     least = torch.iinfo(torch.int64).min
-    while (missing := count - int(shares.sum())) > 0 and bool((shares < largest).any()):
-        room = shares < largest
-        order = remainders.where(room, least).argsort(descending=True, stable=True)[: min(missing, int(room.sum()))]
-        shares[order] += 1
-        remainders[order] -= total
-    return shares
+    while (missing := count - int(counts.sum())) > 0 and bool((counts < largest).any()):
+        has_room = counts < largest
+        order = remainders.where(has_room, least).argsort(descending=True, stable=True)
+        chosen = order[: min(missing, int(has_room.sum()))]
+        counts[chosen] += 1
+        remainders[chosen] -= total
+    return counts

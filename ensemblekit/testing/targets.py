@@ -12,7 +12,7 @@ from ensemblekit.core.losses import Loss
 from ensemblekit.core.parameters import parameters
 from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin
 from ensemblekit.core.registry import PluginInfo, Registry, discover
-from ensemblekit.data.in_memory import Given
+from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.spec.reader import build_plugin
 
 BASES: dict[str, type[Plugin]] = {base.kind: base for base in (Method, Model, Dataset, Loss, Extension)}
@@ -49,7 +49,7 @@ def _plain(package: str) -> str:
 
 def needed(plugin_class: type[Plugin]) -> str:
     """What a plugin cannot be made without, in words; "" if its defaults will do."""
-    if issubclass(plugin_class, Given):
+    if issubclass(plugin_class, InMemoryData):
         return "data that is given in Python"
     return ", ".join(f"--set {parameter.name}=…" for parameter in parameters(plugin_class) if parameter.required)
 

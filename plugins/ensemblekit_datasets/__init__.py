@@ -1,1 +1,1 @@
-"""The built-in data sets, one file each; registered in pyproject.toml like anyone's."""
+"""The built-in data sets, registered in pyproject.toml like those of any other package."""

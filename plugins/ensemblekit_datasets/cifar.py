@@ -1,17 +1,15 @@
-"""CIFAR-10 and CIFAR-100 in their published form: pickled batches, read by torchvision after its checksums."""
+"""CIFAR-10 and CIFAR-100 from the published archives; torchvision verifies their checksums and reads them."""
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from ensemblekit import DataError, DataInfo, Splits
+from ensemblekit import Augmentations, DataError, DataInfo, Splits, atomic_write
 from ensemblekit_datasets.downloads import DownloadedImages, RemoteFile, cannot_write, checksum_mismatch
 
 if TYPE_CHECKING:
@@ -20,25 +18,23 @@ if TYPE_CHECKING:
 
 
 class CIFAR(DownloadedImages):
-    """What the two CIFAR sets share; they are small and always held in memory (184 MB)."""
+    """Base of the two CIFAR data sets; they are always kept in memory (184 MB)."""
 
     source = "https://www.cs.toronto.edu/~kriz/cifar.html, Krizhevsky 2009, Learning Multiple Layers of Features"
-    licence = "none stated by its authors, who ask to be cited"
+    licence = "none stated; the authors ask to be cited"
     samples = "50,000 training and 10,000 test images"
     num_classes: ClassVar[int]
     batches_folder: ClassVar[str]
-    """The folder in the archive, which has the same name with .tar.gz; known here so that looking needs no torch."""
+    """Name of the folder in the archive, and of the archive without .tar.gz; listing data sets must not need torch."""
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
 
-    augment: tuple[Literal["crop", "flip", "rotate"], ...] = Field(
-        ("crop", "flip"), description="random changes of training images, each image its own"
-    )
-    normalise: bool = Field(True, description="subtract the channels' means and divide by their deviations")
+    augment: Augmentations = ("crop", "flip")
+    normalise: bool = Field(True, description="subtract the channels' means and divide by their standard deviations")
 
     @abstractmethod
     def reader(self) -> type[TorchvisionCIFAR]:
-        """Torchvision's class for this set: its file names, its checksums, its reader."""
+        """Torchvision's class for this data set, which knows file names and checksums and reads the batches."""
 
     @property
     def info(self) -> DataInfo:
@@ -54,23 +50,22 @@ class CIFAR(DownloadedImages):
     def load(self, seed: int) -> Splits:
         import torch
 
-        from ensemblekit_datasets.decoding import resize_batch
-
         batches, archive = self.places()
         if not batches.exists():
             self._unpack(archive, batches)
         self._check(batches)
 
-        def part(batches: TorchvisionCIFAR) -> tuple[Tensor, Tensor]:
-            images = torch.from_numpy(batches.data).permute(0, 3, 1, 2).contiguous()
-            return resize_batch(images, self.size), torch.tensor(batches.targets)
+        def tensors(split: TorchvisionCIFAR) -> tuple[Tensor, Tensor]:
+            return torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(split.targets)
 
-        # The constructor compares every batch with its md5 before it unpickles any of them.
+        # The constructor compares the md5 of every batch before it unpickles any of them.
         train, test = (self.reader()(self.folder, train=is_train) for is_train in (True, False))
-        return Splits(part(train), part(test), self.info, classes=tuple(test.classes), mean=self.mean, std=self.std)
+        return Splits(
+            tensors(train), tensors(test), self.info, classes=tuple(test.classes), mean=self.mean, std=self.std
+        )
 
     def _unpack(self, archive: Path, batches: Path) -> None:
-        """Put the folder of batches in place in one step, from the archive that is there or is downloaded."""
+        """Unpack the archive, which is downloaded if it is missing; the folder appears complete or not at all."""
         from torchvision.datasets.utils import calculate_md5, extract_archive
 
         [file] = self.remote_files()
@@ -79,32 +74,31 @@ class CIFAR(DownloadedImages):
         elif (md5 := calculate_md5(archive)) != file.md5:
             raise checksum_mismatch(str(archive), file.md5, md5)
         try:
-            with TemporaryDirectory(prefix=".unpack-", dir=self.folder) as staging:
-                extract_archive(archive, staging)
-                os.replace(Path(staging, batches.name), batches)
+            with atomic_write(batches) as staged:
+                extract_archive(archive, staged.parent)
         except OSError as error:
             raise cannot_write(self.folder, error) from error
 
     def _check(self, batches: Path) -> None:
-        """Name the file that torchvision's check would stumble over."""
+        """Raise a `DataError` that names the missing or damaged file; torchvision does not name it."""
         from torchvision.datasets.utils import calculate_md5
 
         reader = self.reader()
         for name, md5 in [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]:
             if not (file := batches / name).is_file():
-                fix = f"delete {batches} to have it unpacked or downloaded again"
+                fix = f"delete {batches}, so that it is unpacked or downloaded again"
                 raise DataError(f"{name} (md5 {md5}) is missing", str(batches), fix)
             if (got := calculate_md5(file)) != md5:
                 raise checksum_mismatch(str(file), md5, got)
 
 
 class CIFAR10(CIFAR):
-    """Small colour photographs, 32×32, of ten kinds of animals and vehicles."""
+    """Colour photographs of animals and vehicles: 32×32 pixels, 10 classes."""
 
     num_classes = 10
     batches_folder = "cifar-10-batches-py"
     mean = (0.4914, 0.4822, 0.4465)
-    # The deviation over all pixels; the (0.2023, 0.1994, 0.2010) often seen is the mean of the images' own deviations.
+    # The standard deviation over all pixels; the common (0.2023, 0.1994, 0.2010) is the mean of each image's deviation.
     std = (0.2470, 0.2435, 0.2616)
 
     def reader(self) -> type[TorchvisionCIFAR]:
@@ -114,7 +108,7 @@ class CIFAR10(CIFAR):
 
 
 class CIFAR100(CIFAR):
-    """Small colour photographs, 32×32, of a hundred kinds of things."""
+    """Colour photographs of animals, plants, people and things: 32×32 pixels, 100 classes."""
 
     num_classes = 100
     batches_folder = "cifar-100-python"

@@ -1,4 +1,4 @@
-"""Which images there are and of which class, from the names of folders alone."""
+"""Class folders: the images of each split and class, by the names of folders alone."""
 
 from __future__ import annotations
 
@@ -7,82 +7,120 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ensemblekit import DataError
-from ensemblekit_datasets.decoding import SUFFIXES
 from ensemblekit_datasets.image_sources import Entry
+from ensemblekit_datasets.parallel_decoding import SUFFIXES
 
-PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
-"""Folders that mean a part of the data rather than a class."""
+SPLIT_NAMES = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
+"""Names of folders that hold a split rather than a class."""
 LAYOUTS = "expected train/<class>/<image> with test/<class>/<image>, or <class>/<image>"
+WHOLE = "all"
+"""Name of the only split if the folders do not distinguish training from test images."""
+
+PathParts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """The images by part and class. Without a folder for tests the only part is "all"."""
+    """The images by split and class. Without a folder for the test split, the only split is `WHOLE`."""
 
     classes: tuple[str, ...]
     names: Mapping[str, tuple[str, ...]]
+    """Paths of the images of each split, relative to the folder."""
     targets: Mapping[str, tuple[int, ...]]
+    """Class indices of the images of each split."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Depths, counted in parts of a path, at which splits and classes are found."""
+
+    split_depth: int | None
+    """Index of the part that names the split; None if the classes are not divided into splits."""
+    class_depth: int
+    """Index of the part that names the class."""
+
+    @classmethod
+    def of(cls, folders: set[PathParts]) -> _Layout:
+        # A single folder around everything is skipped.
+        has_wrapper = len({path[0] for path in folders}) == 1 and any(len(path) == 2 for path in folders)
+        start = 1 if has_wrapper else 0
+        top_names = {path[start] for path in folders if len(path) == start + 1}
+        has_splits = "train" in top_names and any(SPLIT_NAMES.get(name, "train") != "train" for name in top_names)
+        return cls(start, start + 1) if has_splits else cls(None, start)
+
+    def ignores(self, path: PathParts) -> bool:
+        """Tell whether a path is next to the splits, but in none of them."""
+        depth = self.split_depth
+        return depth is not None and len(path) > depth and path[depth] not in SPLIT_NAMES
 
 
 def arrange(entries: Sequence[Entry], folder: Path) -> ClassFolders:
-    """Sort the entries of a folder into parts and classes; classes are in the order of their sorted names.
+    """Sort the entries of a folder into splits and classes; classes are in the order of their sorted names.
 
-    One folder around everything is looked through; hidden files and files that are no images are passed over.
+    A single folder around everything is skipped; hidden files and files that are not images are ignored.
+
+    Raises:
+        DataError: There are no images, an image is not in a class folder, a class folder is empty, there is only one
+            class, or the splits have different classes.
     """
     paths = {tuple(entry.name.split("/")): entry.is_directory for entry in entries if _is_visible(entry.name)}
-    # Many archives list only files, so a folder is also what a file lies in.
-    folders = {path[:depth] for path, is_dir in paths.items() for depth in range(1, len(path) + is_dir)}
-    start = 1 if len({path[0] for path in folders}) == 1 and any(len(path) == 2 for path in folders) else 0
-    tops = {path[start] for path in folders if len(path) == start + 1}
-    by_part = "train" in tops and any(PARTS.get(top, "train") != "train" for top in tops)
-    depth = start + (2 if by_part else 1)
-
-    members: dict[tuple[str, ...], list[str]] = {}
-    for path, is_directory in paths.items():
-        if by_part and len(path) > start and path[start] not in PARTS:
+    # Many archives list only files, so every parent of a file is a folder, too.
+    folders = {path[:depth] for path, is_directory in paths.items() for depth in range(1, len(path) + is_directory)}
+    layout = _Layout.of(folders)
+    relevant = {path: is_directory for path, is_directory in paths.items() if not layout.ignores(path)}
+    images: dict[PathParts, list[str]] = {
+        path: [] for path, is_directory in relevant.items() if is_directory and len(path) == layout.class_depth + 1
+    }
+    for path, is_directory in relevant.items():
+        if is_directory or not path[-1].lower().endswith(SUFFIXES):
             continue
-        if is_directory and len(path) == depth:
-            members.setdefault(path, [])
-        elif not is_directory and path[-1].lower().endswith(SUFFIXES):
-            if len(path) != depth + 1:
-                raise DataError("image is not in a class folder", str(folder.joinpath(*path)), LAYOUTS)
-            members.setdefault(path[:-1], []).append("/".join(path))
-    if not any(members.values()):
+        if len(path) != layout.class_depth + 2:
+            raise DataError("image is not in a class folder", str(folder.joinpath(*path)), LAYOUTS)
+        images.setdefault(path[:-1], []).append("/".join(path))
+    if not any(images.values()):
         raise DataError("no images (" + ", ".join(SUFFIXES) + ")", str(folder), LAYOUTS)
-    for path, names in members.items():
+    for path, names in images.items():
         if not names:
-            raise DataError("class folder has no images", str(folder.joinpath(*path)), "fill it or remove it")
-    return _by_class(members, start if by_part else None, folder)
+            raise DataError(
+                "class folder has no images", str(folder.joinpath(*path)), "add images or remove the folder"
+            )
+    return _by_class(images, layout.split_depth, folder)
 
 
-def _by_class(members: Mapping[tuple[str, ...], list[str]], part_at: int | None, folder: Path) -> ClassFolders:
-    parts: dict[str, dict[str, list[str]]] = {}
-    for path, names in members.items():
-        part = "all" if part_at is None else PARTS[path[part_at]]
-        if path[-1] in parts.setdefault(part, {}):
+def _by_class(images: Mapping[PathParts, list[str]], split_depth: int | None, folder: Path) -> ClassFolders:
+    splits: dict[str, dict[str, list[str]]] = {}
+    for path, names in images.items():
+        split = WHOLE if split_depth is None else SPLIT_NAMES[path[split_depth]]
+        if path[-1] in splits.setdefault(split, {}):
             raise DataError(f"both val and validation have a class {path[-1]!r}", str(folder), "keep one of them")
-        parts[part][path[-1]] = names
-    if part_at is not None and "test" not in parts:
-        parts["test"] = parts.pop("validation")
-    classes = tuple(sorted(next(iter(parts.values())) if part_at is None else parts["train"]))
-    for part, by_class in parts.items():
+        splits[split][path[-1]] = names
+    if split_depth is not None and "test" not in splits:
+        splits["test"] = splits.pop("validation")
+    classes = tuple(sorted(splits[WHOLE if split_depth is None else "train"]))
+    for split, by_class in splits.items():
         if different := set(classes) ^ set(by_class):
-            what = f"train and {part} have different classes: {_some(different)} in only one of them"
-            raise DataError(what, str(folder), "give each class a folder in every part")
+            what = f"train and {split} have different classes: {_first_of(different)} in only one of them"
+            raise DataError(what, str(folder), "create a folder for every class in each of them")
     if len(classes) < 2:
         raise DataError(f"only one class: {classes[0]!r}", str(folder), LAYOUTS)
     return ClassFolders(
         classes,
-        {part: tuple(name for label in classes for name in sorted(found[label])) for part, found in parts.items()},
-        {part: tuple(i for i, label in enumerate(classes) for _ in found[label]) for part, found in parts.items()},
+        {
+            split: tuple(name for label in classes for name in sorted(by_class[label]))
+            for split, by_class in splits.items()
+        },
+        {
+            split: tuple(i for i, label in enumerate(classes) for _ in by_class[label])
+            for split, by_class in splits.items()
+        },
     )
 
 
 def _is_visible(name: str) -> bool:
-    """Not hidden, and not one of the shadow files that macOS adds to archives."""
+    """Tell whether an entry is neither hidden nor one of the metadata files that macOS adds to archives."""
     return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
 
 
-def _some(names: Iterable[str]) -> str:
+def _first_of(names: Iterable[str]) -> str:
     first, *others = sorted(names)
     return f"{first!r} and {len(others)} more" if others else repr(first)

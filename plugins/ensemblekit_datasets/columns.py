@@ -1,4 +1,4 @@
-"""Reads CSV and NPZ files as named columns, and says where they are not what they should be."""
+"""Reading of CSV and NPZ files as named columns, with errors that name line and column."""
 
 from __future__ import annotations
 
@@ -21,68 +21,81 @@ MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"}
 
 @dataclass(frozen=True)
 class Columns:
-    """A table: float64 columns with nan for what is missing, and columns of text with None for it."""
+    """A table of float64 columns, in which nan is a missing value, and of text columns, in which None is."""
 
     path: Path
     by_name: dict[str, Array]
     row_labels: Sequence[str]
-    """Where each row is in the file: `line 7`."""
+    """Location of each row in the file: `line 7`."""
 
     def __len__(self) -> int:
         return len(self.row_labels)
 
     @property
     def kinds(self) -> dict[str, Kind]:
+        """Whether each column holds numbers or text."""
         return {name: "number" if column.dtype.kind == "f" else "text" for name, column in self.by_name.items()}
 
     def where(self, row: int, column: str) -> str:
+        """Describe the location of a field for error messages."""
         return f'{self.path}, {self.row_labels[row]}, column "{column}"'
 
 
 def read_columns(path: Path, delimiter: str, kinds: Mapping[str, Kind]) -> Columns:
-    """The columns of a .csv or .npz file; those in `kinds` must be there, the kind of others is seen from the rows."""
+    """Read the columns of a .csv or .npz file.
+
+    Args:
+        path: The file; .tsv and .txt are read as CSV.
+        delimiter: Separator of the fields of a CSV file.
+        kinds: Columns that must exist and whether they are numbers or text; the kind of others is inferred.
+
+    Raises:
+        DataError: The file cannot be read, a column is missing, there are no rows, or a field is not of its kind.
+    """
     if path.suffix.lower() not in (".csv", ".tsv", ".txt", ".npz"):
         raise DataError(f'expected a .csv or .npz file, got "{path.name}"', str(path), "convert it")
     try:
         columns = _read_npz(path) if path.suffix.lower() == ".npz" else _read_csv(path, delimiter)
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", str(path), "give the path of a table") from error
+        raise DataError(
+            f"cannot be read: {error.strerror or error}", str(path), "set the path of a readable table"
+        ) from error
     for name in kinds:
         if name not in columns.by_name:
             what = f'expected a column "{name}", got {", ".join(columns.by_name)}'
-            raise DataError(what, str(path), "name a column that there is")
+            raise DataError(what, str(path), "name an existing column")
     if not len(columns):
-        raise DataError("expected at least one row, got none", str(path), "give a table with rows")
+        raise DataError("expected at least one row, got none", str(path), "use a table with rows")
     typed = {name: _typed(columns, name, kinds.get(name)) for name in columns.by_name}
     return Columns(path, typed, columns.row_labels)
 
 
 def _read_csv(path: Path, delimiter: str) -> Columns:
-    records: list[list[str]] = []
-    row_labels: list[str] = []
-    line = 0
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            names = [name.strip() for name in next(reader, [])]
-            for record in reader:
-                line = reader.line_num
-                if len(record) not in (0, len(names)):
-                    what = f"expected {len(names)} fields as in the header, got {len(record)}"
-                    raise DataError(what, f"{path}, line {line}", "quote fields that contain the delimiter")
-                if record:
-                    records.append([field.strip() for field in record])
-                    row_labels.append(f"line {line}")
-    except UnicodeDecodeError as error:
-        raise DataError("expected UTF-8 text", f"{path}, after line {line}", "save it as UTF-8") from error
-    except csv.Error as error:
-        raise DataError(f"not CSV: {error}", f"{path}, after line {line}", "mend the quotes") from error
-    doubled = sorted({name for name in names if names.count(name) > 1 or not name})
-    if doubled or not names:
-        what = f"expected a header of distinct names, got {doubled or 'nothing'}"
-        raise DataError(what, f"{path}, line 1", "name every column once")
-    by_name = {name: np.array([record[i] for record in records], dtype=object) for i, name in enumerate(names)}
-    return Columns(path, by_name, row_labels)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            lines = [(reader.line_num, record) for record in reader]
+        except UnicodeDecodeError as error:
+            where = f"{path}, after line {reader.line_num}"
+            raise DataError("expected UTF-8 text", where, "save it as UTF-8") from error
+        except csv.Error as error:
+            where = f"{path}, after line {reader.line_num}"
+            raise DataError(f"not valid CSV: {error}", where, "fix the quotes") from error
+    header, *records = lines or [(1, [])]
+    names = [name.strip() for name in header[1]]
+    repeated = sorted({name for name in names if names.count(name) > 1 or not name})
+    if repeated or not names:
+        what = f"expected a header of distinct names, got {repeated or 'nothing'}"
+        raise DataError(what, f"{path}, line 1", "give every column its own name")
+    records = [(line, record) for line, record in records if record]  # without empty lines
+    for line, record in records:
+        if len(record) != len(names):
+            what = f"expected {len(names)} fields as in the header, got {len(record)}"
+            raise DataError(what, f"{path}, line {line}", "quote fields that contain the delimiter")
+    by_name = {
+        name: np.array([record[i].strip() for _, record in records], dtype=object) for i, name in enumerate(names)
+    }
+    return Columns(path, by_name, [f"line {line}" for line, _ in records])
 
 
 def _read_npz(path: Path) -> Columns:
@@ -96,12 +109,14 @@ def _read_npz(path: Path) -> Columns:
         raise DataError(what, str(path), "write it with numpy.savez, without objects") from error
     lengths = {name: len(column) for name, column in by_name.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"expected arrays of one length, got {lengths}", str(path), "give each row one entry")
+        raise DataError(
+            f"expected arrays of equal length, got {lengths}", str(path), "give every array one entry per row"
+        )
     return Columns(path, by_name, [f"row {row}" for row in range(max(lengths.values(), default=0))])
 
 
 def _columns_of(array: Array, name: str, path: Path) -> dict[str, Array]:
-    """An array (N,) is a column, an array (N, K) is K columns called `name[0]`, `name[1]`, …"""
+    """Split an array into columns: (N,) is one column, (N, K) is K columns called `name[0]`, `name[1]`, …"""
     if array.ndim not in (1, 2):
         what = f"expected shape (rows,) or (rows, columns), got {array.shape}"
         raise DataError(what, f'{path}, array "{name}"', "reshape it")
@@ -120,9 +135,9 @@ def _typed(columns: Columns, name: str, kind: Kind | None) -> Array:
     numbers = [_number(value) for value in values]
     present = [row for row, value in enumerate(values) if value is not None]
     bad = [row for row in present if numbers[row] is None]
-    # a few words among numbers are slips; a few numbers among words are names
-    mostly_words = len(bad) > len(present) / 2 or not present
-    if kind == "text" or (kind is None and mostly_words):
+    # A few words among numbers are mistakes; a few numbers among words are names.
+    is_text = len(bad) > len(present) / 2 or not present
+    if kind == "text" or (kind is None and is_text):
         return np.array(values, dtype=object)
     if bad:
         expected = "a number" if kind else "a number as in most rows"

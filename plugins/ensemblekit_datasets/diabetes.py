@@ -1,4 +1,4 @@
-"""Diabetes progression: a small regression problem that is part of scikit-learn."""
+"""Diabetes progression: a small regression data set that is part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ TEST_EVERY = 5
 
 
 class Diabetes(Dataset):
-    """442 patients, 10 measurements each and the progression of their diabetes a year later; embedded, regression.
+    """Regression of disease progression from 10 measurements of 442 patients; part of scikit-learn.
 
-    The split is fixed, whatever the seed: every fifth patient is for testing. Measurements and progression are
-    standardised by the other patients, those later held out for validation included.
+    The test split does not depend on the seed: it is every fifth patient. Inputs and targets are standardised by the
+    other patients, including those that are held out for validation.
     """
 
     source = "Efron et al. 2004, Least Angle Regression; in scikit-learn"
@@ -35,5 +35,5 @@ class Diabetes(Dataset):
             torch.from_numpy(StandardScaler().fit(values[~test]).transform(values)).float()
             for values in (inputs, targets)
         ]
-        train_part, test_part = ((scaled[0][rows], scaled[1][rows]) for rows in (~test, test))
-        return Splits(train=train_part, test=test_part, info=self.info)
+        train_split, test_split = ((scaled[0][rows], scaled[1][rows]) for rows in (~test, test))
+        return Splits(train=train_split, test=test_split, info=self.info)

@@ -1,4 +1,4 @@
-"""Handwritten digits: small, real and part of scikit-learn, so that a first run needs no download."""
+"""Handwritten digits: a small data set that is part of scikit-learn, so that a first run needs no download."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TEST_EVERY = 5
 
 
 class Digits(ImageDataset):
-    """1,797 handwritten digits of 8×8 pixels, embedded in scikit-learn; nothing is downloaded.
+    """Handwritten digits: 8×8 pixels, 10 classes; part of scikit-learn, so nothing is downloaded.
 
-    The original grey values 0 to 16 are scaled to [0, 1]. The split is fixed, whatever the seed: every fifth
-    sample of each class is for testing.
+    The grey values 0 to 16 are scaled to [0, 1]. The test split does not depend on the seed: it is every fifth sample
+    of each class.
     """
 
     source = "Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (its test part), UCI; in scikit-learn"
@@ -35,8 +35,8 @@ class Digits(ImageDataset):
         rows = torch.from_numpy(np.loadtxt(_file(), delimiter=",", dtype=np.int64))
         images = rows[:, :-1].float().view(-1, 1, SIDE, SIDE) / 16
         classes = rows[:, -1]
-        place_in_class = torch.nn.functional.one_hot(classes).cumsum(0).gather(1, classes.unsqueeze(1)).squeeze(1)
-        test = place_in_class % TEST_EVERY == 0
+        rank_in_class = torch.nn.functional.one_hot(classes).cumsum(0).gather(1, classes.unsqueeze(1)).squeeze(1)
+        test = rank_in_class % TEST_EVERY == 0
         return Splits(
             train=(images[~test], classes[~test]),
             test=(images[test], classes[test]),
@@ -46,11 +46,11 @@ class Digits(ImageDataset):
 
 
 def _file() -> Path:
-    """Scikit-learn's own file, without importing scikit-learn: that would take as long as the training."""
+    """Return the path of scikit-learn's file without importing scikit-learn, which takes as long as the training."""
     package = find_spec("sklearn")
     folders = package.submodule_search_locations if package else None
     for folder in folders or ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.exists():
             return file
-    raise DataError("scikit-learn has no digits.csv.gz", 'data set "digits"', "install it: pip install scikit-learn")
+    raise DataError("digits.csv.gz of scikit-learn not found", 'data set "digits"', "run: pip install scikit-learn")

@@ -1,40 +1,39 @@
-"""Images that are fetched once and kept in a folder: where it is, and how files get there whole or not at all."""
+"""Downloads: where they are kept, and how files get there complete and verified or not at all."""
 
 from __future__ import annotations
 
-import io
 import os
-import socket
+import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from urllib.request import Request, urlopen
 
 from pydantic import Field
 
-from ensemblekit import DataError, DataInfo, ImageDataset
+from ensemblekit import DataError, DataInfo, ImageDataset, atomic_write
 
-STALLED_SECONDS = 30.0
-"""A server that says nothing for so long is taken for gone; torchvision itself would wait for ever."""
+TIMEOUT_SECONDS = 30.0
+"""A server that sends nothing for this long is given up."""
 
 
 def cache_directory() -> Path:
-    """Where downloads and decoded images are kept: $ENSEMBLEKIT_DATA, else the user's cache directory."""
+    """Return the directory of downloads and decoded images: $ENSEMBLEKIT_DATA, else the user's cache directory."""
     if chosen := os.environ.get("ENSEMBLEKIT_DATA"):
         return Path(os.path.expanduser(chosen))
-    # os.path's version leaves "~" as it is where there is no home
+    # os.path.expanduser keeps "~" if there is no home directory; Path.expanduser raises.
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "ensemblekit"
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that can be downloaded, and the md5 by which torchvision knows that it is the right one."""
+    """A file to download, with the md5 that its publishers or torchvision state."""
 
     name: str
     urls: tuple[str, ...]
+    """The same file on several servers, tried in this order."""
     md5: str
 
     def __str__(self) -> str:
@@ -42,81 +41,83 @@ class RemoteFile:
 
 
 class DownloadedImages(ImageDataset):
-    """Images that are downloaded when they are first used."""
+    """An image data set that is downloaded on first use."""
 
     root: Path | None = Field(
-        None, description="folder that has or gets the files; left out: $ENSEMBLEKIT_DATA, else ~/.cache/ensemblekit"
+        None, description="folder of the downloaded files; default: $ENSEMBLEKIT_DATA, else ~/.cache/ensemblekit"
     )
-    download: bool = Field(True, description="fetch the files if they are in none of the places looked at")
+    download: bool = Field(True, description="download files that are missing")
 
     @property
     def folder(self) -> Path:
-        """The folder that downloads go to."""
+        """The folder of the downloaded files."""
         return self.root.expanduser() if self.root else cache_directory()
 
     @abstractmethod
     def remote_files(self) -> Sequence[RemoteFile]:
-        """The files to download, from torchvision's own tables."""
+        """The files to download."""
 
     def image_info(self, channels: int, side: int, num_classes: int) -> DataInfo:
-        """What a network sees of images that are `side` pixels wide unless the spec says otherwise."""
+        """Describe square images whose side is `side` unless `size` or `crop_size` is set."""
         side = self.crop_size or self.size or side
         return DataInfo("classification", (channels, side, side), num_classes)
 
     def fetch(self, file: RemoteFile, folder: Path) -> Path:
-        """Download a file into the folder, where it appears only when it is whole and its checksum is right."""
-        from torchvision.datasets.utils import calculate_md5, download_url
+        """Download a file into the folder, where it appears only if it is complete and its md5 is right.
 
+        Raises:
+            DataError: The download is disabled or failed, the md5 differs, or the folder cannot be written.
+        """
         if not self.download:
             raise self._missing(folder, "and download = false")
-        failure: Exception | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix=".download-", dir=folder) as staging, _silent_and_impatient():
-                arrived = Path(staging, file.name)
-                for url in file.urls:
-                    try:
-                        download_url(url, staging, file.name, file.md5)
-                    except (OSError, HTTPException, RuntimeError) as error:
-                        failure = error
-                        continue
-                    os.replace(arrived, folder / file.name)
-                    return folder / file.name
-                if arrived.exists():
-                    raise checksum_mismatch(f"the download of {file.name}", file.md5, calculate_md5(arrived))
+            with atomic_write(folder / file.name) as staged:
+                failure = _download(file, staged)
+                if isinstance(failure, DataError):
+                    raise failure
+                if failure is not None:
+                    raise self._missing(folder, f"and the download failed: {failure}") from failure
         except OSError as error:
             raise cannot_write(folder, error) from error
-        raise self._missing(folder, f"and the download failed: {failure}") from failure
+        return folder / file.name
 
     def _missing(self, folder: Path, reason: str) -> DataError:
-        """The error that says which files are missing, where they may be put, and what else would do."""
+        """Make the error that names the missing files, the folders they may be put into, and the alternative."""
         files = ", ".join(str(file) for file in self.remote_files() if not (folder / file.name).exists())
         return DataError(
             f"{self.name} is not on this machine, {reason}; missing: {files}",
-            "looked for " + ", ".join(str(place) for place in self.places()),
+            "looked for " + ", ".join(str(path) for path in self.places()),
             "put the files there, or set data.root to the folder that has them; "
             'a copy in class folders or in an archive of them can be read with data.name = "image_folder"',
         )
 
 
-def checksum_mismatch(what: str, expected: str, got: str) -> DataError:
-    """The error for a file that is cut or is not what it should be."""
-    what = f"checksum mismatch: {what} is cut, damaged or another file"
-    return DataError(what, f"expected {expected}, got {got}", "delete it if it is there, and fetch it again")
+def checksum_mismatch(content: str, expected: str, got: str) -> DataError:
+    """Make the error for a file that is truncated, damaged or not the published one."""
+    what = f"checksum mismatch: {content} is truncated, damaged or another file"
+    return DataError(what, f"expected {expected}, got {got}", "delete it if it exists, and download it again")
 
 
 def cannot_write(folder: Path, error: OSError) -> DataError:
-    """The error for a folder that is full or read-only."""
-    return DataError(f"cannot write: {error.strerror or error}", str(folder), "set data.root to a folder with room")
+    """Make the error for a folder that is full or read-only."""
+    fix = "set data.root to a folder with free space that you may write to"
+    return DataError(f"cannot write: {error.strerror or error}", str(folder), fix)
 
 
-@contextmanager
-def _silent_and_impatient() -> Iterator[None]:
-    """Keep torchvision's progress bars off the terminal, and give up on a connection that has stalled."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALLED_SECONDS)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        socket.setdefaulttimeout(before)
+def _download(file: RemoteFile, target: Path) -> Exception | None:
+    """Download a file from the first of its servers that works; return the last error, or None on success."""
+    from torchvision.datasets.utils import calculate_md5
+
+    failure: Exception | None = None
+    for url in file.urls:
+        try:
+            request = Request(url, headers={"User-Agent": "ensemblekit"})
+            with urlopen(request, timeout=TIMEOUT_SECONDS) as response, target.open("wb") as downloaded:
+                shutil.copyfileobj(response, downloaded)
+        except (OSError, HTTPException) as error:
+            failure = error
+            continue
+        if (md5 := calculate_md5(target)) == file.md5:
+            return None
+        failure = checksum_mismatch(f"the download of {file.name}", file.md5, md5)
+    return failure

@@ -1,4 +1,4 @@
-"""From the columns of a table to features, fitted on the training rows."""
+"""Encoding of a table's columns as features, fitted on the training rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from ensemblekit import DataError
 from ensemblekit_datasets.columns import Array, Columns
 
-ABSENT = "(missing)"
+MISSING_CATEGORY = "(missing)"
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Columns → features (N, F): numbers first, then categories, as fitted on some rows."""
+    """Turns columns into features (N, F): standardised numbers first, then one-hot categories."""
 
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
@@ -31,6 +31,11 @@ class Encoder:
 
     @classmethod
     def fit(cls, columns: Columns, rows: Tensor, features: Iterable[str]) -> Encoder:
+        """Fit means, standard deviations and categories on some rows.
+
+        Raises:
+            DataError: A numeric column has no value in these rows.
+        """
         is_numeric = {name: columns.by_name[name].dtype.kind == "f" for name in features}
         numeric = tuple(name for name, number in is_numeric.items() if number)
         categorical = tuple(name for name, number in is_numeric.items() if not number)
@@ -45,6 +50,7 @@ class Encoder:
         return cls(numeric, categorical, scaler, one_hot, width)
 
     def __call__(self, columns: Columns, rows: Tensor) -> Tensor:
+        """Encode some rows, float32 (N, num_features)."""
         parts = []
         if self.scaler is not None:
             parts.append(self.scaler.transform(_numbers(columns, rows, self.numeric)))
@@ -58,5 +64,5 @@ def _numbers(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
 
 
 def _categories(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
-    picked = [[value or ABSENT for value in columns.by_name[name][rows.numpy()]] for name in names]
-    return np.array(picked, dtype=object).reshape(len(names), len(rows)).T
+    values = [[value or MISSING_CATEGORY for value in columns.by_name[name][rows.numpy()]] for name in names]
+    return np.array(values, dtype=object).reshape(len(names), len(rows)).T

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, as torchvision downloads it or as Debian packages it."""
+"""Fashion-MNIST from the published files, downloaded or installed by Debian's package."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from ensemblekit import DataInfo, Splits
+from ensemblekit import Augmentations, DataInfo, Splits
 from ensemblekit_datasets.downloads import DownloadedImages, RemoteFile, checksum_mismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the four files."""
+"""Location of the four files of Debian's package dataset-fashion-mnist."""
 
 CONTENTS_SHA256 = {
     "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -26,19 +24,17 @@ CONTENTS_SHA256 = {
     "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-"""Of what is inside: Debian rewrote the gzip headers, so its files do not have the md5 that torchvision knows."""
+"""Checksums of the decompressed files: Debian rewrote the gzip headers, so the md5 of its files is another."""
 
 
 class FashionMNIST(DownloadedImages):
-    """Zalando's articles of clothing: grey images of 28×28 in ten classes; always held in memory (55 MB)."""
+    """Grey images of clothing by Zalando: 28×28 pixels, 10 classes; always kept in memory (55 MB)."""
 
     source = "https://github.com/zalandoresearch/fashion-mnist, Xiao et al. 2017; Debian: dataset-fashion-mnist"
     licence = "MIT, Zalando SE"
     samples = "60,000 training and 10,000 test images"
 
-    augment: tuple[Literal["crop", "flip", "rotate"], ...] = Field(
-        ("flip",), description="random changes of training images, each image its own"
-    )
+    augment: Augmentations = ("flip",)
 
     @property
     def info(self) -> DataInfo:
@@ -53,23 +49,21 @@ class FashionMNIST(DownloadedImages):
         return self.folder / "FashionMNIST" / "raw", DEBIAN_FOLDER
 
     def found_at(self) -> Path | None:
-        whole = (place for place in self.places() if all((place / name).exists() for name in CONTENTS_SHA256))
-        return next(whole, None)
+        complete = (path for path in self.places() if all((path / name).exists() for name in CONTENTS_SHA256))
+        return next(complete, None)
 
     def load(self, seed: int) -> Splits:
         from torchvision.datasets import FashionMNIST as Reader
 
-        from ensemblekit_datasets.decoding import resize_batch
-
         folder = self.found_at() or self._download()
 
-        def part(prefix: str) -> tuple[Tensor, Tensor]:
+        def tensors(prefix: str) -> tuple[Tensor, Tensor]:
             images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
             labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
-            return resize_batch(images[:, None], self.size), labels.long()
+            return images[:, None], labels.long()
 
         return Splits(
-            part("train"), part("t10k"), self.info, classes=tuple(Reader.classes), mean=(0.2860,), std=(0.3530,)
+            tensors("train"), tensors("t10k"), self.info, classes=tuple(Reader.classes), mean=(0.2860,), std=(0.3530,)
         )
 
     def _download(self) -> Path:
@@ -81,19 +75,22 @@ class FashionMNIST(DownloadedImages):
 
 
 def read_idx(path: Path) -> Tensor:
-    """The uint8 array of a gzipped idx file, whose contents must be exactly the published ones.
+    """Read the uint8 array of a gzipped idx file and verify that it is the published one.
 
-    The format: two zeros, the type (8: unsigned bytes), the number of dimensions; the dimensions as big-endian
+    The format: two zero bytes, the type (8: unsigned bytes), the number of dimensions; the dimensions as big-endian
     32-bit integers; the values in row-major order.
+
+    Raises:
+        DataError: The file is damaged or another one.
     """
     import torch
 
     try:
         contents = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise checksum_mismatch(str(path), CONTENTS_SHA256[path.name], f"no whole gzip file ({error})") from error
+        raise checksum_mismatch(str(path), CONTENTS_SHA256[path.name], f"an incomplete gzip file ({error})") from error
     if (sha256 := hashlib.sha256(contents).hexdigest()) != CONTENTS_SHA256[path.name]:
-        raise checksum_mismatch(f"what is inside {path}", CONTENTS_SHA256[path.name], sha256)
+        raise checksum_mismatch(f"the content of {path}", CONTENTS_SHA256[path.name], sha256)
     header = 4 + 4 * contents[3]
     shape = [int.from_bytes(contents[start : start + 4]) for start in range(4, header, 4)]
     return torch.frombuffer(bytearray(contents), dtype=torch.uint8, offset=header).view(shape)

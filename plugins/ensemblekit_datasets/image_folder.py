@@ -1,4 +1,4 @@
-"""A person's own images: class folders, or an archive of them."""
+"""Image files in class folders, or in an archive of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from ensemblekit_datasets.downloads import cache_directory
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ensemblekit_datasets.folder_reading import Part
+    from ensemblekit_datasets.folder_loading import Images
 
 
 class ImageFolder(ImageDataset):
-    """Your own images: PNG, JPEG, WebP or BMP files in a folder per class, or a .tar, .tar.gz, .tgz or .zip of them.
+    """Your images in one folder per class, or in an archive of such folders.
 
-    Either `train/<class>/` and `test/<class>/` (and `val/<class>/` if you like), or just `<class>/`, of which a
-    share is kept for tests. Decoded images are kept in one file under $ENSEMBLEKIT_DATA, else ~/.cache/ensemblekit.
+    Files are PNG, JPEG, WebP or BMP; archives are .tar, .tar.gz, .tgz or .zip. The layout is `train/<class>/` and
+    `test/<class>/`, optionally with `val/<class>/`; or just `<class>/`, of which `test_fraction` is held out for
+    testing. Decoded images are cached in one file under $ENSEMBLEKIT_DATA, else ~/.cache/ensemblekit.
     """
 
-    source = "your own files"
+    source = "your files"
 
-    path: Path = Field(description="the folder, or the .tar, .tar.gz, .tgz or .zip of it")
-    channels: Literal[1, 3] = Field(3, description="3 to read every image as colour, 1 as grey")
+    path: Path = Field(description="the folder, or a .tar, .tar.gz, .tgz or .zip archive of it")
+    channels: Literal[1, 3] = Field(3, description="3 to read images as RGB, 1 as grey")
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="share of each class kept for tests if the data has no test folder"
+        0.2, gt=0, lt=1, description="share of each class held out for testing if there is no test folder"
     )
 
     def places(self) -> Sequence[Path]:
@@ -37,35 +38,41 @@ class ImageFolder(ImageDataset):
 
     def load(self, seed: int) -> Splits:
         from ensemblekit import Decoding
-        from ensemblekit_datasets.folder_reading import load_folders
+        from ensemblekit_datasets.folder_loading import load_folders
 
         loaded = load_folders(self.path, Decoding(self.size, self.channels), self.storage, cache_directory())
-        parts = dict(loaded.parts)
-        if "all" in parts:
-            parts["train"], parts["test"] = self._split(parts["all"], loaded.classes, seed)
+        splits = dict(loaded.splits)
+        if "all" in splits:
+            splits["train"], splits["test"] = self._hold_out_test(splits["all"], loaded.classes, seed)
         _, height, width = loaded.shape
         shape = (self.channels, self.crop_size or height, self.crop_size or width)
         info = DataInfo("classification", shape, len(loaded.classes))
-        return Splits(parts["train"], parts["test"], info, parts.get("validation"), loaded.classes)
+        return Splits(splits["train"], splits["test"], info, splits.get("validation"), loaded.classes)
 
-    def _split(self, part: Part, classes: Sequence[str], seed: int) -> tuple[Part, Part]:
-        """Cut every class in the same proportion, by the seed."""
+    def _hold_out_test(self, images: Images, classes: Sequence[str], seed: int) -> tuple[Images, Images]:
+        """Hold out `test_fraction` of every class, by the seed.
+
+        Unlike `ensemblekit.hold_out`, it leaves no class without a test image, however small the class is. A finished
+        run is evaluated on the split that its seed gives, so the order of sampling must not change.
+        """
         import torch
 
         from ensemblekit import generator
 
-        targets = part[1] if isinstance(part, tuple) else part.targets
+        targets = images[1] if isinstance(images, tuple) else images.targets
         random = generator(seed, "image_folder", "test part")
         is_test = torch.zeros(len(targets), dtype=torch.bool)
         for target, name in enumerate(classes):
-            members = (targets == target).nonzero()[:, 0]
-            if len(members) < 2:
-                what = f"class {name!r} has one image, and both training and tests need one"
+            indices = (targets == target).nonzero()[:, 0]
+            if len(indices) < 2:
+                what = f"class {name!r} has one image, but needs one for training and one for testing"
                 raise DataError(what, str(self.path), "add images or remove the class")
-            num_test = min(max(round(self.test_fraction * len(members)), 1), len(members) - 1)
-            is_test[members[torch.randperm(len(members), generator=random)[:num_test]]] = True
-        return _take(part, ~is_test), _take(part, is_test)
+            num_test = min(max(round(self.test_fraction * len(indices)), 1), len(indices) - 1)
+            is_test[indices[torch.randperm(len(indices), generator=random)[:num_test]]] = True
+        return _select(images, ~is_test), _select(images, is_test)
 
 
-def _take(part: Part, mask: Tensor) -> Part:
-    return (part[0][mask], part[1][mask]) if isinstance(part, tuple) else part.subset(mask.nonzero()[:, 0])
+def _select(images: Images, mask: Tensor) -> Images:
+    if isinstance(images, tuple):
+        return images[0][mask], images[1][mask]
+    return images.subset(mask.nonzero()[:, 0])

@@ -1,25 +1,41 @@
-"""Imagenette: ten easy classes of ImageNet, in its edition of 160 pixels."""
+"""Imagenette: ten easy classes of ImageNet, in the edition of 160 pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
-from ensemblekit import DataError, DataInfo, Splits
+from ensemblekit import Augmentations, DataError, DataInfo, Splits
 from ensemblekit_datasets.downloads import DownloadedImages, RemoteFile, checksum_mismatch
 
-ARCHIVE = "imagenette2-160.tgz"
-"""Known here so that looking for it needs no torch."""
+ARCHIVE = RemoteFile(
+    "imagenette2-160.tgz",
+    ("https://s3.amazonaws.com/fast-ai-imageclas/imagenette2-160.tgz",),
+    md5="e793b78cc4c9e9a4ccc0c1155377a412",
+)
+"""The published archive. torchvision knows it too, but only in private attributes."""
+CLASSES = {
+    "n01440764": "tench",
+    "n02102040": "English springer",
+    "n02979186": "cassette player",
+    "n03000684": "chain saw",
+    "n03028079": "church",
+    "n03394916": "French horn",
+    "n03417042": "garbage truck",
+    "n03425413": "gas pump",
+    "n03445777": "golf ball",
+    "n03888257": "parachute",
+}
+"""Names of the classes by their WordNet ids, which are the names of the folders."""
 
 
 class Imagenette(DownloadedImages):
-    """Photographs of ten easily told classes of ImageNet, from fish to parachutes, 160 pixels high or wide.
+    """Photographs of 10 easily distinguished classes of ImageNet; the shorter side has 160 pixels.
 
-    Normalised with ImageNet's statistics, as pretrained networks expect. The images are read from the archive as it
-    was downloaded, or from its folder; decoded ones are kept in one file (1 GB) beside it.
+    Normalised with ImageNet's statistics, as pretrained networks expect. The images are read from the downloaded
+    archive or from its unpacked folder; the decoded images are cached in one file (1 GB) next to it.
     """
 
     source = "https://github.com/fastai/imagenette, 160 px, version 2"
@@ -28,54 +44,45 @@ class Imagenette(DownloadedImages):
 
     size: int | None = Field(160, ge=1, description="side that images are resized and centre-cropped to when read")
     crop_size: int | None = Field(
-        128, ge=1, description="side of what the network sees: random crops in training, centres else"
+        128, ge=1, description="side of the network's input: centre crops, or random crops in training with crop"
     )
-    augment: tuple[Literal["crop", "flip", "rotate"], ...] = Field(
-        ("crop", "rotate"), description="random changes of training images, each image its own"
-    )
-    normalise: bool = Field(True, description="subtract the channels' means and divide by their deviations")
+    augment: Augmentations = ("crop", "rotate")
+    normalise: bool = Field(True, description="subtract the channels' means and divide by their standard deviations")
 
     @property
     def info(self) -> DataInfo:
         return self.image_info(channels=3, side=160, num_classes=10)
 
     def remote_files(self) -> Sequence[RemoteFile]:
-        from torchvision.datasets import Imagenette as Reader
-
-        url, md5 = Reader._ARCHIVES["160px"]
-        return [RemoteFile(url.rpartition("/")[2], (url,), md5)]
+        return [ARCHIVE]
 
     def places(self) -> Sequence[Path]:
-        return self.folder / ARCHIVE.removesuffix(".tgz"), self.folder / ARCHIVE
+        return self.folder / ARCHIVE.name.removesuffix(".tgz"), self.folder / ARCHIVE.name
 
     def load(self, seed: int) -> Splits:
-        from torchvision.datasets import Imagenette as Reader
-
         from ensemblekit import Decoding
-        from ensemblekit_datasets.folder_reading import load_folders
+        from ensemblekit_datasets.folder_loading import load_folders
 
-        place = self._obtain()
-        # The photographs differ in size: without one, the edition's own is meant.
-        loaded = load_folders(place, Decoding(self.size or 160, 3), self.storage, self.folder)
-        if list(loaded.classes) != sorted(Reader._WNID_TO_CLASS) or "train" not in loaded.parts:
-            what = f"expected train and val with the classes {', '.join(sorted(Reader._WNID_TO_CLASS))}"
-            raise DataError(f"not Imagenette: {what}", str(place), "delete it to have it downloaded again")
-        names = tuple(Reader._WNID_TO_CLASS[wordnet_id][0] for wordnet_id in loaded.classes)
+        path = self._obtain()
+        # The photographs differ in size, so they need one: by default, that of this edition.
+        loaded = load_folders(path, Decoding(self.size or 160, 3), self.storage, self.folder)
+        if list(loaded.classes) != sorted(CLASSES) or "train" not in loaded.splits:
+            what = f"not Imagenette: expected train and val with the classes {', '.join(sorted(CLASSES))}"
+            raise DataError(what, str(path), "delete it, so that it is downloaded again")
         return Splits(
-            loaded.parts["train"],
-            loaded.parts["test"],
+            loaded.splits["train"],
+            loaded.splits["test"],
             self.info,
-            classes=names,
+            classes=tuple(CLASSES[wordnet_id] for wordnet_id in loaded.classes),
             mean=(0.485, 0.456, 0.406),
             std=(0.229, 0.224, 0.225),
         )
 
     def _obtain(self) -> Path:
-        """The folder or the archive, which is downloaded if neither is there."""
+        """Return the path of the folder or of the archive, which is downloaded if neither exists."""
         from torchvision.datasets.utils import calculate_md5
 
-        [file] = self.remote_files()
-        place = self.found_at() or self.fetch(file, self.folder)
-        if place.is_file() and (md5 := calculate_md5(place)) != file.md5:
-            raise checksum_mismatch(str(place), file.md5, md5)
-        return place
+        path = self.found_at() or self.fetch(ARCHIVE, self.folder)
+        if path.is_file() and (md5 := calculate_md5(path)) != ARCHIVE.md5:
+            raise checksum_mismatch(str(path), ARCHIVE.md5, md5)
+        return path

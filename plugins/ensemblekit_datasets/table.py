@@ -1,4 +1,4 @@
-"""Tables of your own: CSV or NPZ, classification or regression."""
+"""Tables in CSV or NPZ files, for classification or regression."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ if TYPE_CHECKING:
 
 
 class Table(Dataset):
-    """A table of your own in a CSV or NPZ file, for classification or regression.
+    """Your table in a CSV or NPZ file, for classification or regression.
 
-    Numbers are standardised, a missing one is the mean; other columns are one-hot, with a category for what is
-    missing, and a category that the training rows do not have is all zeros. Everything is fitted on the training
-    rows alone: neither validation nor test rows count. Targets keep their units.
-    In an NPZ file an array (N,) is a column, and an array `x` of (N, K) is the columns `x[0]`, `x[1]`, …
+    Numbers are standardised, and a missing number is replaced by the mean. Other columns are one-hot encoded, with a
+    category for missing values; a category that the training rows do not have is encoded as zeros. The preprocessing
+    is fitted on the training rows only, without validation and test rows. Targets keep their units.
+    In an NPZ file an array (N,) is a column, and an array `x` of shape (N, K) is the columns `x[0]`, `x[1]`, …
     """
 
-    source = "your own files"
+    source = "your files"
 
-    path: Path = Field(description="CSV file with a header, or NPZ file, with the training rows")
+    path: Path = Field(description="CSV file with a header, or NPZ file, of the training rows")
     target: Annotated[str, Field(min_length=1)] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        description="name of the column to predict; several for a regression of several values"
+        description="column to predict; a list of columns for regression of several values"
     )
-    task: Literal["classification", "regression"] = Field("classification", description="what to predict")
-    test_path: Path | None = Field(None, description="file with the test rows, in the same format")
+    task: Literal["classification", "regression"] = Field(
+        "classification", description="whether to predict a class or real values"
+    )
+    test_path: Path | None = Field(None, description="file of the test rows, in the same format")
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="share of the rows drawn by seed for testing if there is no test_path"
+        0.2, gt=0, lt=1, description="share of the rows held out for testing, by the seed, if there is no test_path"
     )
-    categorical: tuple[str, ...] = Field((), description="columns that are categories although they look like numbers")
-    delimiter: str = Field(",", min_length=1, max_length=1, description="what separates the fields of a CSV file")
+    categorical: tuple[str, ...] = Field((), description="columns of numbers that are categories")
+    delimiter: str = Field(",", min_length=1, max_length=1, description="separator of the fields of a CSV file")
 
     @field_validator("task")
     @classmethod
     def _one_class_column(cls, task: str, info: ValidationInfo) -> str:
         if task == "classification" and len(_names(info.data.get("target", ""))) != 1:
-            raise ValueError("needs one target column: name one, or set task to regression")
+            raise ValueError("needs exactly one target column: name one, or set task to regression")
         return task
 
     def load(self, seed: int) -> Splits:
@@ -55,7 +57,7 @@ class Table(Dataset):
         features = self._features(columns)
         classes = self._classes(columns)
         targets = self._targets(columns, classes)
-        rows, validation_rows, test_rows = self._parts(targets, seed)
+        rows, validation_rows, test_rows = self._split_rows(targets, seed)
         test_columns, test_targets = columns, targets[test_rows]
         if self.test_path is not None:
             test_columns = read_columns(self.test_path, self.delimiter, columns.kinds)
@@ -72,7 +74,7 @@ class Table(Dataset):
         )
 
     def read_features(self, path: Path, seed: int) -> Tensor:
-        """The rows of a file with the same columns, by name, prepared by what the training rows say."""
+        """Read the rows of a file with the same columns, by name, and encode them as fitted on the training rows."""
         import torch
 
         from ensemblekit_datasets.columns import read_columns
@@ -80,10 +82,10 @@ class Table(Dataset):
 
         columns = read_columns(self.path, self.delimiter, self._kinds())
         features = self._features(columns)
-        rows, _, _ = self._parts(self._targets(columns, self._classes(columns)), seed)
+        rows, _, _ = self._split_rows(self._targets(columns, self._classes(columns)), seed)
         kinds = columns.kinds
-        new = read_columns(path, self.delimiter, {name: kinds[name] for name in features})
-        return Encoder.fit(columns, rows, features)(new, torch.arange(len(new)))
+        new_rows = read_columns(path, self.delimiter, {name: kinds[name] for name in features})
+        return Encoder.fit(columns, rows, features)(new_rows, torch.arange(len(new_rows)))
 
     def _features(self, columns: Columns) -> list[str]:
         features = [name for name in columns.by_name if name not in _names(self.target)]
@@ -91,8 +93,8 @@ class Table(Dataset):
             raise DataError("expected columns besides the target, got none", str(columns.path), "add features")
         return features
 
-    def _parts(self, targets: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows for training, for validation and, if these have no file of their own, for testing."""
+    def _split_rows(self, targets: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Split the rows into training, validation and, without a `test_path`, test rows."""
         import torch
 
         from ensemblekit import generator, hold_out
@@ -108,25 +110,27 @@ class Table(Dataset):
         return rows, validation_rows, test_rows
 
     def _kinds(self) -> dict[str, Kind]:
-        """What is known of the columns before they are read."""
+        """Kinds of the columns that the parameters determine."""
         kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "text")
         for name in _names(self.target):
             kinds[name] = "text" if self.task == "classification" else "number"
         return kinds
 
     def _classes(self, train: Columns) -> tuple[str, ...] | None:
-        """The names of the classes, in the order of numbers if they all are."""
+        """Names of the classes, sorted; as numbers if all are integers."""
         if self.task == "regression":
             return None
         names = {str(name) for name in train.by_name[_names(self.target)[0]] if name is not None}
         if len(names) < 2:
             what = f"expected at least 2 classes, got {sorted(names)}"
-            raise DataError(what, f'{train.path}, column "{_names(self.target)[0]}"', "name the column of the classes")
+            raise DataError(
+                what, f'{train.path}, column "{_names(self.target)[0]}"', "set target to the column of classes"
+            )
         integers = all(name.removeprefix("-").isdecimal() for name in names)
         return tuple(sorted(names, key=int) if integers else sorted(names))
 
     def _targets(self, columns: Columns, classes: tuple[str, ...] | None) -> Tensor:
-        """Class indices (N,) or real values (N, number of targets)."""
+        """Class indices (N,) or real values (N, number of target columns)."""
         import numpy as np
         import torch
 
@@ -140,7 +144,7 @@ class Table(Dataset):
                     raise DataError(what, columns.where(row, name), "correct it, or remove the row")
         if classes is None:
             return torch.from_numpy(np.stack(values, axis=1)).float()
-        index = {name: position for position, name in enumerate(classes)}
+        index = {name: number for number, name in enumerate(classes)}
         return torch.tensor([index[value] for value in values[0]])
 
 

@@ -1,1 +1,1 @@
-"""The built-in ensembling methods, one file each; registered in pyproject.toml like anyone's."""
+"""The built-in ensembling methods, registered in pyproject.toml like those of any other package."""

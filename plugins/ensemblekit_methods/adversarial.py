@@ -1,4 +1,4 @@
-"""Adversarial training: every member also learns from the batch as it would like it least."""
+"""Adversarial training: members also learn from adversarial examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Adversarial(Method):
-    """Trains every member on each batch and on a second one, moved to where the member's loss grows fastest."""
+    """Trains every member on each batch and on an adversarial copy of it, perturbed to increase the member's loss."""
 
     paper = (
         "Lakshminarayanan et al. 2017, Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles, "
@@ -25,8 +25,8 @@ class Adversarial(Method):
         0.01,
         gt=0,
         description=(
-            "how far every input is moved; the paper takes 1 % of their range: 0.01 for images in [0, 1], "
-            "and 0.01 / deviation of the channels (about 0.04) if they are normalised"
+            "size of the perturbation of each input value; the paper uses 1 % of the input range: 0.01 for images in "
+            "[0, 1], or 0.01 / standard deviation of the channels (about 0.04) if they are normalised"
         ),
     )
 

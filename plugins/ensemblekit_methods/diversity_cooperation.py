@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ensemblekit import Method, Problem, hookimpl
-from ensemblekit_methods.pairwise import cosine_to_others, cross_entropy_to_others, symmetric_kl_to_others
+from ensemblekit_methods.pairwise_divergence import cosine_to_others, cross_entropy_to_others, symmetric_kl_to_others
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class DiversityCooperation(Method):
-    """Penalises members that agree on the wrong classes (diversity) or that disagree (cooperation).
+    """Adds a penalty for pairs of members that agree on wrong classes (diversity) or that disagree (cooperation).
 
-    Penalty psi of two members: `cosine`, the similarity of their probabilities with the true class removed;
-    `kl`, the mean of the two Kullback-Leibler divergences; `cross_entropy`, -CE(h_i, softmax(h_j)) as in DivLoss.
+    The penalty psi of two members is `cosine`, the similarity of their probabilities without the true class; `kl`, the
+    mean of the two Kullback-Leibler divergences; or `cross_entropy`, -CE(h_i, softmax(h_j)) as in DivLoss.
     """
 
     paper = "Dvornik et al. 2019, Diversity with Cooperation: Ensemble Methods for Few-Shot Classification"
@@ -28,12 +28,12 @@ class DiversityCooperation(Method):
 
     lam: float = Field(0.1, alias="lambda", ge=0, description="weight of the penalty")
     penalty: Literal["cosine", "kl", "cross_entropy"] = Field(
-        "cosine", description="cosine and cross_entropy drive members apart, kl draws them together"
+        "cosine", description="cosine and cross_entropy push members apart, kl pulls them together"
     )
 
     @hookimpl
     def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor:
-        others = max(num_members - 1, 1)  # a single member has no others: the sum is empty
+        others = max(num_members - 1, 1)  # the sum is empty for a single member
         return loss(outputs, target) + self.lam / others * self._penalty(outputs, target)
 
     def _penalty(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class DiversityCooperation(Method):
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         if spec.loss.takes in ("probabilities", "margins"):
-            what = f"penalties compare probabilities made from logits, but outputs are {spec.loss.takes}"
-            yield Problem("/training.loss", f'with "{self.name}" {what}', 'use loss = "cross_entropy"')
+            what = f'"{self.name}" needs logits as outputs, but with "{spec.loss.name}" they are {spec.loss.takes}'
+            yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
         if spec.data.info is not None and spec.data.info.task == "regression":
-            yield Problem("name", f'"{self.name}" compares class probabilities', 'use "ncl" for regression')
+            yield Problem("name", f'"{self.name}" is for classification only', 'use "ncl" for regression')

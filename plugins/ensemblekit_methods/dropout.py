@@ -1,4 +1,4 @@
-"""Dropout in predictions: the thinned networks inside each network are the ensemble."""
+"""Monte-Carlo dropout: the ensemble consists of thinned networks within each network."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Dropout(Method):
-    """Goes on dropping units in predictions, where each network makes several passes; all of them are the ensemble.
+    """Predicts by several forward passes with dropout (Monte-Carlo dropout); the passes are the ensemble.
 
-    A pass drops the same units for every sample, so that it is one thinned network and a prediction depends on nothing
-    but its input. Training is that of the network with dropout. One network is enough, and several make more passes.
+    A pass drops the same units for every sample, so it is one thinned network, and a prediction depends only on its
+    input. Networks are trained with dropout as usual. One network is enough; several networks give more passes.
     """
 
     paper = (
@@ -26,7 +26,7 @@ class Dropout(Method):
     )
     formula = "(1/M) sum_i l(h_i, y);  f = mean over passes s of combine_i h_i(x; units dropped in s)"
 
-    num_passes: int = Field(16, alias="passes", ge=1, description="passes of each network in a prediction")
+    num_passes: int = Field(16, alias="passes", ge=1, description="forward passes of each network in a prediction")
 
     @hookimpl
     def passes(self) -> int:
@@ -38,5 +38,5 @@ class Dropout(Method):
             models = [(f"/ensemble.groups.{index}.model", group.model) for index, group in enumerate(spec.groups)]
         for path, model in models:
             if getattr(model, "dropout", None) == 0:
-                what = f'0, but "{self.name}" drops units in predictions'
-                yield Problem(f"{path}.dropout", what, "set it to 0.2, say")
+                what = f'0, but "{self.name}" needs dropout in predictions'
+                yield Problem(f"{path}.dropout", what, "set it, for example, to 0.2")

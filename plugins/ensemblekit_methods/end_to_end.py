@@ -1,4 +1,4 @@
-"""End-to-end training: the ensemble is one big network."""
+"""End-to-end training: the ensemble is trained as one large network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class EndToEnd(Method):
-    """Trains the whole ensemble as one network: only its combined output is judged."""
+    """Trains the ensemble as one network: only the loss of its combined output counts."""
 
     paper = "Dutt et al. 2017, Coupled Ensembles of Neural Networks; GNCL with lambda = 1"
     formula = "l(f, y)"

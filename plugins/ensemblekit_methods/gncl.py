@@ -1,4 +1,4 @@
-"""Generalized Negative Correlation Learning: the paper's own method."""
+"""Generalized Negative Correlation Learning."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class GNCL(Method):
-    """Interpolates between independent (0) and end-to-end (1) training.
+    """Interpolates between independent (lambda = 0) and end-to-end (lambda = 1) training.
 
-    Mode `upper` is the upper bound that the paper proposes; mode `exact` rewards the diversity term of the
-    decomposition itself, whose Hessian D is never built, and works with any twice differentiable loss.
+    Mode `upper` minimises the upper bound that the paper proposes. Mode `exact` rewards the diversity term of the
+    decomposition itself, for any twice differentiable loss; its Hessian D is never computed as a matrix.
     """
 
     paper = "Buschjäger et al. 2020, Generalized Negative Correlation Learning for Deep Ensembling, eq. 4 and 5"
@@ -28,19 +28,24 @@ class GNCL(Method):
         "exact: (1/M) sum_i l(h_i, y) - (lambda / 2M) sum_i d_i^T D d_i,  d_i = h_i - f,  D = Hessian of l at f"
     )
 
-    mode: Literal["upper", "exact"] = Field("upper", description="the upper bound (eq. 5) or the exact term (eq. 4)")
+    mode: Literal["upper", "exact"] = Field(
+        "upper", description="the upper bound (eq. 5) or the exact diversity term (eq. 4)"
+    )
     lam: float = Field(
-        0.5, alias="lambda", ge=0, description="weight of the ensemble's own loss (at most 1) or of the exact diversity"
+        0.5,
+        alias="lambda",
+        ge=0,
+        description="weight of the ensemble's loss (at most 1), or of the diversity in mode exact",
     )
 
     @field_validator("lam")
     @classmethod
     def _upper_interpolates(cls, lam: float, info: ValidationInfo) -> float:
         if info.data.get("mode") == "upper" and lam > 1:
-            raise ValueError('is more than 1, and mode "upper" interpolates: lower it, or set mode = "exact"')
+            raise ValueError('must be at most 1 in mode "upper": lower it, or set mode = "exact"')
         return lam
 
-    def formula_here(self) -> str:
+    def formula_for_parameters(self) -> str:
         return self.formula.splitlines()[0 if self.mode == "upper" else 1].partition(": ")[2]
 
     def separable(self) -> bool:
@@ -59,5 +64,5 @@ class GNCL(Method):
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         if self.mode == "exact" and not spec.loss.twice_differentiable:
-            what = f'"exact" needs a twice differentiable loss, and "{spec.loss.name}" is not'
+            what = f'"exact" needs a twice differentiable loss, but "{spec.loss.name}" is not'
             yield Problem("mode", what, 'set mode = "upper", or another training.loss')

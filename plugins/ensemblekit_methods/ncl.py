@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class NCL(Method):
-    """Rewards members for differing from the ensemble, measured by the squared error.
+    """Rewards members for deviating from the ensemble's output, in terms of the squared error.
 
-    It is defined for the squared error (one-hot for classes) and uses it whatever `training.loss` is;
-    `gncl` with mode "exact" is the same idea for any loss.
+    It always uses the squared error (to one-hot targets for classes) instead of `training.loss`; `gncl` with
+    mode "exact" is the same idea for any loss.
     """
 
     paper = "Liu and Yao 1999, Ensemble learning via negative correlation; Brown et al. 2005, eq. 17"
     formula = "(1/M) sum_i [ 1/2 ||h_i - y||^2 - lambda 1/2 ||h_i - f||^2 ]"
 
-    lam: float = Field(0.5, alias="lambda", ge=0, description="weight of the members' spread around the ensemble")
+    lam: float = Field(0.5, alias="lambda", ge=0, description="weight of the members' deviation from the ensemble")
 
     @hookimpl
     def member_loss(self, outputs: Tensor, combined: Tensor, target: Tensor, num_members: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stochastic Multiple Choice Learning: only the best members learn from a sample."""
+"""Stochastic Multiple Choice Learning: each sample trains only its best members."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class SMCL(Method):
-    """Lets only the k members of least loss learn from a sample, so that members specialise.
+    """Trains only the k members with the lowest loss on each sample, so that members specialise.
 
-    The method promises that some member is right, not which; `combine` says how to predict all the same.
+    The objective makes some member right on each sample, not the average; `combine` selects how they predict together.
     """
 
     paper = "Lee et al. 2016, Stochastic Multiple Choice Learning for Training Diverse Deep Ensembles"
-    formula = "sum of l(h_i, y) over the k members i of least loss on the sample (k = 1: min_i l(h_i, y))"
+    formula = "sum of l(h_i, y) over the k members i with the lowest loss on the sample (k = 1: min_i l(h_i, y))"
 
-    k: int = Field(1, ge=1, description="how many members learn from a sample")
+    k: int = Field(1, ge=1, description="number of members that are trained on a sample")
     combination: Literal["mean", "max"] = Field(
-        "mean", alias="combine", description="mean of the outputs, or for each output the largest of any member"
+        "mean", alias="combine", description="mean over the members, or maximum over the members for each output"
     )
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""Wagging: bagging with continuous weights."""
+"""Wagging: bagging with continuous sample weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_SIGMA = 1.0
 
 
 class Wagging(Method):
-    """Gives every member its own continuous weights of the training samples, drawn once per run."""
+    """Trains every member with its own random continuous sample weights, sampled once per run."""
 
     paper = (
         "Bauer and Kohavi 1999, An Empirical Comparison of Voting Classification Algorithms; Webb 2000, MultiBoosting"
@@ -24,10 +24,10 @@ class Wagging(Method):
     formula = "(1/M) sum_i w_ni l(h_i, y)"
 
     weights: Literal["exponential", "gaussian"] = Field(
-        "exponential", description="-log U, with mean 1 (the continuous Poisson); 1 + sigma N(0, 1), clipped at 0"
+        "exponential", description="exponential with mean 1 (a continuous Poisson(1)); 1 + sigma N(0, 1), clipped at 0"
     )
     sigma: float | None = Field(
-        None, gt=0, description=f'standard deviation of "gaussian" before clipping ({DEFAULT_SIGMA} if left out)'
+        None, gt=0, description=f'standard deviation of "gaussian" before clipping (default {DEFAULT_SIGMA})'
     )
 
     @field_validator("sigma")
@@ -39,9 +39,9 @@ class Wagging(Method):
 
     @hookimpl
     def sample_weights(self, num_samples: int, num_members: int, generator: Generator) -> Tensor:
-        return torch.stack([self._draw(num_samples, generator) for _ in range(num_members)], dim=1)
+        return torch.stack([self._member_weights(num_samples, generator) for _ in range(num_members)], dim=1)
 
-    def _draw(self, num_samples: int, generator: Generator) -> Tensor:
+    def _member_weights(self, num_samples: int, generator: Generator) -> Tensor:
         if self.weights == "exponential":
             return torch.empty(num_samples).exponential_(generator=generator)
         noise = torch.randn(num_samples, generator=generator)

@@ -1,1 +1,1 @@
-"""The built-in base models, one file each; registered in pyproject.toml like anyone's."""
+"""The built-in base models, registered in pyproject.toml like those of any other package."""

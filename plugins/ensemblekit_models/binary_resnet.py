@@ -1,4 +1,4 @@
-"""The residual network with one-bit weights and activations."""
+"""A residual network with binary weights and activations."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ensemblekit_models.image_model import ImageModel, too_many_poolings
 
 
 class BinaryResNet(ImageModel):
-    """The small residual network with weights and activations of -1 and +1.
+    """A small residual network whose weights and activations are -1 or +1.
 
-    Real-valued master weights learn through the straight-through estimator. The first convolution's input stays
-    real, and so do the residual sums between blocks: they are normalised and binarised where a convolution reads
-    them. For that, batch norm comes before each convolution and not after it; otherwise, and in the number of
-    parameters but for the output's scale, it is the model `resnet`.
+    Real-valued latent weights are trained with the straight-through estimator. The input of the first convolution stays
+    real, and so do the residual sums between blocks, which are normalised and binarised in front of each convolution.
+    Therefore batch norm comes before each convolution instead of after it. Otherwise it is the model `resnet`, with the
+    same number of parameters plus the scale of the output.
     """
 
     paper = "Hubara et al. 2016, Binarized Neural Networks"
     formula = "forward: sign(x), in training +1 with probability clip((x + 1) / 2, 0, 1); backward: 1 where |x| <= 1"
 
-    width: int = Field(32, ge=1, description="filters of every convolution, W")
-    blocks: int = Field(4, ge=1, description="residual blocks, each of which halves height and width")
+    width: int = Field(32, ge=1, description="filters of every convolution")
+    blocks: int = Field(4, ge=1, description="number of residual blocks; each halves height and width")
     stochastic: bool = Field(
-        True, description="draw the activations at random in training; weights, and else activations, are signs"
+        True, description="sample the activations in training; weights, and activations in evaluation, are signs"
     )
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
@@ -46,11 +46,11 @@ class BinaryResNet(ImageModel):
 
 
 def binarise(values: Tensor, thresholds: Tensor | float = 0.0) -> Tensor:
-    """Exactly -1 below the threshold and +1 from it on; the gradient passes where |value| ≤ 1 and is zero elsewhere."""
+    """Return -1 below the threshold and +1 from it on; the gradient is 1 where |value| ≤ 1 and 0 elsewhere."""
     signs = torch.where(values >= thresholds, 1.0, -1.0).to(values.dtype)
-    learning = torch.where(values.abs() > 1, 0.0, values)
-    # The difference is exactly zero and brings only the gradient, or nan where a value is nan.
-    return signs + (learning - learning.detach())
+    clipped = torch.where(values.abs() > 1, 0.0, values)
+    # The difference is exactly zero and only carries the gradient, or nan where a value is nan.
+    return signs + (clipped - clipped.detach())
 
 
 class _BinaryActivation(Noise):
@@ -60,7 +60,7 @@ class _BinaryActivation(Noise):
 
     def forward(self, values: Tensor) -> Tensor:
         if self.draws and self.stochastic:
-            # A threshold uniform on (-1, 1] is reached with the hard sigmoid's probability.
+            # A value reaches a threshold that is uniform on (-1, 1] with the probability of the hard sigmoid.
             return binarise(values, 1 - 2 * self.uniform(values.shape).to(values.dtype))
         return binarise(values)
 
@@ -74,7 +74,7 @@ class _RealInputConv2d(nn.Conv2d):
 
 
 class _BinaryConv2d(nn.Conv2d):
-    """Weights of ±1 on activations of ±1; the border is -1, since zero is none of the two values."""
+    """Weights of ±1 on activations of ±1; the padding is -1, since 0 is not a binary value."""
 
     def forward(self, activations: Tensor) -> Tensor:
         padded = functional.pad(activations, (1, 1, 1, 1), value=-1.0)
@@ -82,7 +82,7 @@ class _BinaryConv2d(nn.Conv2d):
 
 
 class _ScaledBinaryLinear(nn.Linear):
-    """Weights of ±1 on activations of ±1; the integers that result are brought to a learned scale."""
+    """Weights of ±1 on activations of ±1; the resulting integers are multiplied by a trained scale."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
@@ -93,9 +93,9 @@ class _ScaledBinaryLinear(nn.Linear):
 
 
 class _Block(nn.Module):
-    """(B, W, H, W') → (B, W, H // 2, W' // 2); the sum stays real, so that its gradient passes every block.
+    """(B, W, H, W') → (B, W, H // 2, W' // 2); the sum stays real, so that gradients reach every block.
 
-    Max-pooling shifts the sum upwards, so the sign would lose most of it without the batch norm that follows.
+    Max-pooling increases the sum, so its sign would carry little information without the batch norm that follows.
     """
 
     def __init__(self, width: int, stochastic: bool) -> None:
@@ -108,7 +108,7 @@ class _Block(nn.Module):
             _BinaryActivation(stochastic),
             _BinaryConv2d(width, width, kernel_size=3, bias=False),
         )
-        self.gain = (9 * width) ** -0.5  # a sum of 9 W signs, brought to unit variance
+        self.gain = (9 * width) ** -0.5  # scales a sum of 9 W signs to unit variance
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, sums: Tensor) -> Tensor:

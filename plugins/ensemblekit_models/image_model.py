@@ -1,4 +1,4 @@
-"""What the convolutional models share: they take images, and say so before anything is built."""
+"""Base of the models for images: inputs are checked before a network is built."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class ImageModel(Model):
-    """A model whose inputs are images (channels, height, width)."""
+    """A model for images (channels, height, width)."""
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
-        """Why the model cannot take such inputs, or None if it can."""
+        """Return the reason why inputs of this shape are not supported; None if they are."""
         if len(input_shape) == 3:
             return None
-        what = f'"{self.name}" takes images (channels, height, width), not inputs of shape {input_shape}'
+        what = f'"{self.name}" needs images (channels, height, width), but inputs have shape {input_shape}'
         return Problem("", what, 'use the model "mlp", or a data set of images')
 
     @abstractmethod
     def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        """A new network for inputs that have been found to fit."""
+        """Build a network for inputs that `input_problem` has accepted."""
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         problem = self.input_problem(spec.data.info.input_shape) if spec.data.info else None
@@ -40,7 +40,7 @@ class ImageModel(Model):
 
 
 def too_many_poolings(blocks: int, input_shape: tuple[int, ...]) -> Problem | None:
-    """The problem of images that vanish when each of the blocks halves them; None if something is left."""
+    """Return the problem of images too small to be halved by each of the blocks; None if they are large enough."""
     _, height, width = input_shape
     fitting = min(height, width).bit_length() - 1
     if blocks <= fitting:

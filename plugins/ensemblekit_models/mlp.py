@@ -1,4 +1,4 @@
-"""The multi-layer perceptron, for tables and for the quick start."""
+"""The multi-layer perceptron, for tables and small images."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ensemblekit import Model
 
 
 class MLP(Model):
-    """A multi-layer perceptron that flattens its input; without hidden layers it is linear."""
+    """A multi-layer perceptron on the flattened input; a linear model if it has no hidden layers."""
 
     formula = "[linear, batch norm, ReLU, dropout] for each hidden layer, linear"
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64), description="sizes of the hidden layers")
-    batch_norm: bool = Field(True, description="normalise each hidden layer over the batch")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of each hidden layer that is dropped in training")
+    batch_norm: bool = Field(True, description="use batch norm in each hidden layer")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability after each hidden layer")
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]

@@ -1,4 +1,4 @@
-"""MobileNetV3-small, made smaller: the base model for larger images."""
+"""A reduced MobileNetV3-small: the base model for larger images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ensemblekit_models.image_model import ImageModel
 
 SMALL_IMAGE = 64
-"""Images up to this side, in pixels, are not halved by the first two layers."""
+"""Images with sides up to this many pixels are not halved by the first two layers."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class _Bottleneck:
     stride: int
 
 
-# MobileNetV3-small without its last three. The paper's list has 60 for the 64: MobileNet keeps sizes divisible by 8.
+# MobileNetV3-small without its last three bottlenecks. Where the GNCL paper lists 60 channels, this has 64: MobileNet
+# keeps sizes divisible by 8.
 BOTTLENECKS = (
     _Bottleneck(3, 16, 16, True, nn.ReLU, 2),
     _Bottleneck(3, 72, 24, False, nn.ReLU, 2),
@@ -38,14 +39,12 @@ STEM_CHANNELS, LAST_CHANNELS, HEAD_CHANNELS = 16, 72, 512
 
 
 class MobileNetV3Tiny(ImageModel):
-    """MobileNetV3-small without its last three bottlenecks; images up to 64 pixels are halved two times less."""
+    """MobileNetV3-small without its last three bottlenecks; images of up to 64 pixels are halved twice less often."""
 
     paper = "Howard et al. 2019, Searching for MobileNetV3; as in Buschjäger et al. 2020"
     formula = "conv, 8 inverted residuals with squeeze-and-excitation, conv, global average, conv, dropout, linear"
 
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="share of the linear layer's inputs that is dropped in training"
-    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability before the linear layer")
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         channels, height, width = input_shape
@@ -71,7 +70,7 @@ class MobileNetV3Tiny(ImageModel):
 def _conv_norm(
     inputs: int, outputs: int, activation: type[nn.Module] | None, kernel: int = 1, stride: int = 1, groups: int = 1
 ) -> list[nn.Module]:
-    """A convolution that keeps the size (but for its stride), batch norm and, if given, an activation."""
+    """Build a padded convolution, batch norm and, unless it is None, an activation."""
     layers: list[nn.Module] = [
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -80,7 +79,7 @@ def _conv_norm(
 
 
 class _InvertedResidual(nn.Module):
-    """Expands the channels, filters each by itself, weighs and projects them: (B, inputs, …) → (B, out, …)."""
+    """Expansion, depthwise convolution, squeeze-and-excitation, projection: (B, inputs, …) → (B, out, …)."""
 
     def __init__(self, inputs: int, shape: _Bottleneck) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ class _InvertedResidual(nn.Module):
 
 
 class _SqueezeExcitation(nn.Module):
-    """Weighs each channel by a function of all channels' means; (B, C, H, W) stays (B, C, H, W)."""
+    """Multiplies each channel by a function of all channels' means; the shape (B, C, H, W) stays the same."""
 
     def __init__(self, channels: int, reduction: int = 4) -> None:
         super().__init__()

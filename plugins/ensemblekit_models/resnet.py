@@ -10,16 +10,14 @@ from ensemblekit_models.image_model import ImageModel, too_many_poolings
 
 
 class ResNet(ImageModel):
-    """A small residual network: a convolution, blocks that each halve the image, one linear layer."""
+    """A small residual network: a convolution, residual blocks that each halve the image, a linear layer."""
 
     paper = "He et al. 2016, Deep Residual Learning for Image Recognition; as in Buschjäger et al. 2020, sec. 5"
     formula = "conv-BN-ReLU, blocks x [max-pool(x + conv-BN-ReLU-conv-BN-ReLU(x))], dropout, linear"
 
-    width: int = Field(32, ge=1, description="filters of every convolution, W")
-    blocks: int = Field(4, ge=1, description="residual blocks, each of which halves height and width")
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="share of the linear layer's inputs that is dropped in training"
-    )
+    width: int = Field(32, ge=1, description="filters of every convolution")
+    blocks: int = Field(4, ge=1, description="number of residual blocks; each halves height and width")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability before the linear layer")
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
         return super().input_problem(input_shape) or too_many_poolings(self.blocks, input_shape)

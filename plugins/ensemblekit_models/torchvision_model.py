@@ -1,4 +1,4 @@
-"""Any classification network of torchvision, new or pretrained."""
+"""The classification networks of torchvision, untrained or pretrained."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from ensemblekit_models.image_model import ImageModel
 AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
 RGB = 3
 STOCHASTIC_DEPTH = ("convnext_", "efficientnet_", "maxvit_", "swin_")
-"""Families of networks that skip layers at random in training."""
+"""Prefixes of the names of networks with stochastic depth."""
 ATTENTION = ("vit_",)
-"""Families of networks that call torch's fused attention."""
+"""Prefixes of the names of networks that use torch's fused attention."""
 
 
 class TorchVision(ImageModel):
-    """Any classification network of torchvision by name, new or pretrained, with a head that fits the data."""
+    """Any classification network of torchvision, untrained or pretrained, with an output layer for the data."""
 
     paper = "https://pytorch.org/vision/stable/models.html#classification"
 
-    arch: str = Field("resnet18", description="torchvision's name of the network, as listed on that page")
+    arch: str = Field("resnet18", description="name of the network in torchvision, as listed on that page")
     pretrained: bool = Field(
-        False, description="start from torchvision's best weights, downloaded on first use; only the head is new"
+        False,
+        description="start from torchvision's default weights, downloaded on first use; only the output layer is new",
     )
 
     @field_validator("arch")
@@ -39,35 +40,35 @@ class TorchVision(ImageModel):
     def _is_known(cls, arch: str) -> str:
         known = models.list_models(module=models)
         if arch not in known:
-            near = did_you_mean(arch, known) or f"there are {', '.join(known)}"
-            raise ValueError(f"is no classification network of torchvision; {near}")
+            hint = did_you_mean(arch, known) or f"known: {', '.join(known)}"
+            raise ValueError(f"is not a classification network of torchvision; {hint}")
         return arch
 
     def unsupported(self) -> dict[str, str]:
         if self.arch.startswith(STOCHASTIC_DEPTH):
-            return {"vmap": "its stochastic depth fills a new tensor with random numbers, which vmap refuses"}
+            return {"vmap": "its stochastic depth creates random tensors, which vmap does not support"}
         if self.arch.startswith(ATTENTION):
-            return {"vmap": "vmap has no batching rule for the CPU's attention: it warns, and runs member by member"}
+            return {"vmap": "vmap has no batching rule for attention on the CPU: it warns and runs member by member"}
         return {}
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
         problem = super().input_problem(input_shape)
         if problem is None and self.pretrained and input_shape[0] != RGB:
-            what = f"the weights are for images of {RGB} channels, and these have {input_shape[0]}"
+            what = f"the weights are for images with {RGB} channels, but these have {input_shape[0]}"
             problem = Problem("pretrained", what, "set pretrained = false")
         return problem or self._size_problem(input_shape)
 
     def _size_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
-        """What torchvision has against images of this size, found out without any arithmetic."""
-        if self.arch.startswith("regnet_"):  # takes any size, and cannot be built on the meta device
+        """Try a forward pass on the meta device, without any arithmetic, to see whether the size is supported."""
+        if self.arch.startswith("regnet_"):  # supports any size, and cannot be built on the meta device
             return None
         try:
             with torch.device("meta"), torch.no_grad():
                 self._new_network(input_shape, 1).eval()(torch.empty(1, *input_shape))
         except (RuntimeError, ValueError, AssertionError) as error:
             _, height, width = input_shape
-            what = f'"{self.arch}" cannot take images of {height}×{width}: {_first_line(error)}'
-            return Problem("arch", what, "use images of the size that it was made for, mostly 224, or another arch")
+            what = f'"{self.arch}" does not support images of {height}×{width}: {_first_line(error)}'
+            return Problem("arch", what, "use images of the size that it is designed for, mostly 224, or another arch")
         return None
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
@@ -87,7 +88,7 @@ class TorchVision(ImageModel):
         network = models.get_model(self.arch, weights=None, num_classes=num_outputs, **options)
         if channels != RGB:
             path, first = next(_layers(network, nn.Conv2d))
-            _replace(network, path, _like_conv(first, in_channels=channels))
+            _replace(network, path, _convolution_like(first, in_channels=channels))
         return _without_auxiliary_heads(network)
 
     def _pretrained_network(self, num_outputs: int) -> nn.Module:
@@ -98,7 +99,7 @@ class TorchVision(ImageModel):
             _replace(network, path, nn.Linear(head.in_features, num_outputs, bias=head.bias is not None))
         else:  # SqueezeNet ends with a convolution
             path, last = [*_layers(network, nn.Conv2d)][-1]
-            _replace(network, path, _like_conv(last, out_channels=num_outputs))
+            _replace(network, path, _convolution_like(last, out_channels=num_outputs))
         return network
 
     def _trained_size(self) -> int:
@@ -111,13 +112,13 @@ def _load_pretrained(arch: str) -> nn.Module:
     folder = Path(torch.hub.get_dir(), "checkpoints")
     file = folder / PurePosixPath(urlparse(weights.url).path).name
     try:
-        # torchvision itself would unpickle whatever the file holds; after this it is known to be tensors only.
+        # torchvision alone would unpickle anything in the file; this makes sure that it holds only tensors.
         weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         network: nn.Module = models.get_model(arch, weights=weights, progress=False)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         if file.exists():
             raise DataError(
-                f'not the pretrained weights of "{arch}": {_first_line(error)}',
+                f'file is not the pretrained weights of "{arch}": {_first_line(error)}',
                 str(file),
                 "delete the file, so that it is downloaded again",
             ) from error
@@ -130,11 +131,11 @@ def _load_pretrained(arch: str) -> nn.Module:
 
 
 def _without_auxiliary_heads(network: nn.Module) -> nn.Module:
-    """GoogLeNet and Inception return a tuple in training unless their extra heads are gone."""
+    """Remove the auxiliary heads of GoogLeNet and Inception, with which they return a tuple in training."""
     if hasattr(network, "aux_logits"):
-        for name, gone in {"aux_logits": False, "aux1": None, "aux2": None, "AuxLogits": None}.items():
+        for name, value in {"aux_logits": False, "aux1": None, "aux2": None, "AuxLogits": None}.items():
             if hasattr(network, name):
-                setattr(network, name, gone)
+                setattr(network, name, value)
     return network
 
 
@@ -147,8 +148,8 @@ def _replace(network: nn.Module, path: str, layer: nn.Module) -> None:
     setattr(network.get_submodule(parent), name, layer)
 
 
-def _like_conv(conv: nn.Conv2d, in_channels: int | None = None, out_channels: int | None = None) -> nn.Conv2d:
-    """A new convolution like this one, but for its channels."""
+def _convolution_like(conv: nn.Conv2d, in_channels: int | None = None, out_channels: int | None = None) -> nn.Conv2d:
+    """Make a convolution with the hyperparameters of another one, but other channels."""
     return nn.Conv2d(
         in_channels or conv.in_channels,
         out_channels or conv.out_channels,

@@ -103,7 +103,7 @@ def test_the_snippet_of_every_method_is_ready_to_paste(name, tmp_path):
 def test_inspect_explains_a_method():
     text = run("inspect", "gncl").stdout
     for part in (
-        "Interpolates between independent (0) and end-to-end (1) training.",
+        "Interpolates between independent (lambda = 0) and end-to-end (lambda = 1) training.",
         "upper: lambda l(f, y) + ((1 - lambda) / M) sum_i l(h_i, y)",
         "Buschjäger et al. 2020",
         "ensemble_loss, member_loss",

@@ -1,4 +1,4 @@
-"""Batches: what is in them, in which order, from memory and from a stream."""
+"""Batches: their content and order, from memory and from a stream."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Mapped(ImageDataset):
 
 
 class Features(Dataset):
-    """Whatever is given."""
+    """Tensors or data sets of the test's choice."""
 
     _train: Any
     _test: Any
@@ -88,10 +88,10 @@ def all_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-# What a batch has
+# Content of a batch
 
 
-def test_batches_carry_inputs_targets_and_the_samples_places_in_their_split() -> None:
+def test_batches_carry_inputs_targets_and_the_indices_of_the_samples() -> None:
     data = load_data(Tensors(validation_fraction=0), 0)
     for batch in data.train.training_batches(16, seed=0, epoch=3):
         assert batch.inputs.dtype == torch.float32
@@ -112,7 +112,7 @@ def test_a_last_training_batch_of_one_sample_joins_the_one_before(batch_size: in
     assert [len(batch.index) for batch in batches] == lengths
 
 
-def test_uint8_that_is_no_image_is_scaled_too() -> None:
+def test_uint8_features_are_scaled_too() -> None:
     table = (torch.full((20, 5), 51, dtype=torch.uint8), torch.arange(20) % 2)
     batch = next(load_data(features(table, table), 0).test.batches(4))
     torch.testing.assert_close(batch.inputs, torch.full((4, 5), 0.2))
@@ -140,7 +140,7 @@ def test_order_and_augmentation_are_functions_of_seed_and_epoch() -> None:
         assert not torch.equal(changed.index, first[2])
 
 
-def test_what_a_sample_gets_does_not_depend_on_the_size_of_batches() -> None:
+def test_the_augmentation_of_a_sample_does_not_depend_on_the_batch_size() -> None:
     train = load_data(Tensors(augment=("crop", "flip", "rotate")), 0).train
     small, large = (torch.cat([batch.inputs for batch in train.training_batches(size, 0, 0)]) for size in (4, 64))
     assert torch.equal(small, large)
@@ -290,7 +290,7 @@ def test_everything_runs_on_the_meta_device() -> None:
         assert tensor.is_meta
 
 
-# Data of one's own
+# Python data sets
 
 
 def images_as(kind: Callable[[Tensor], Any]) -> MapStyle:
@@ -303,7 +303,7 @@ def images_as(kind: Callable[[Tensor], Any]) -> MapStyle:
     ids=["tensor", "array", "image"],
 )
 @pytest.mark.parametrize("storage", ["memory", "stream"])
-def test_map_style_data_sets_of_ones_own_give_the_same_batches(kind: Callable[[Tensor], Any], storage: str) -> None:
+def test_map_style_data_sets_of_every_kind_give_the_same_batches(kind: Callable[[Tensor], Any], storage: str) -> None:
     test = MapStyle(TEST_IMAGES, TEST_CLASSES)
     data = data_from_datasets(images_as(kind), test, seed=1, storage=storage, augment=("flip",), normalise=True)
     assert data.info == INFO
@@ -329,9 +329,9 @@ def test_class_names_of_a_data_set_count_even_if_a_class_does_not_occur() -> Non
 # Bad data
 
 
-def spoilt(position: int, value: float) -> tuple[Tensor, Tensor]:
+def with_value(index: int, value: float) -> tuple[Tensor, Tensor]:
     inputs = GOOD[0].clone()
-    inputs[position, 2] = value
+    inputs[index, 2] = value
     return inputs, GOOD[1]
 
 
@@ -354,16 +354,25 @@ BAD = {
     "negative label": (lambda: features(test=(GOOD[0], GOOD[1] - 1)), "from 0 to 1, got -1; .* test sample 0; "),
     "real labels": (lambda: features((GOOD[0], GOOD[1] / 2)), "expected one class index per sample, got float32"),
     "text labels": (lambda: features(MapStyle(GOOD[0], ["cat"] * 20)), "expected a class index or real numbers"),
-    "nan": (lambda: features(spoilt(13, float("nan"))), r"not a finite number: nan at \[2\]; .* train sample 13; "),
-    "inf in a map": (lambda: features(test=MapStyle(*spoilt(3, float("inf")))), r"inf at \[2\]; .* test sample 3; "),
-    "ragged": (lambda: features(ragged()), r"expected float32 \(5,\) .* got float32 \(6,\); .* train sample 7; "),
-    "ragged stream": (lambda: features(ragged(), storage="stream"), r"got float32 \(6,\); .* train sample 7; "),
+    "nan": (lambda: features(with_value(13, float("nan"))), r"not a finite number: nan at \[2\]; .* train sample 13; "),
+    "inf in a map": (
+        lambda: features(test=MapStyle(*with_value(3, float("inf")))),
+        r"inf at \[2\]; .* test sample 3; ",
+    ),
+    "ragged": (
+        lambda: features(ragged()),
+        r"expected float32 of shape \(5,\) .* got float32 of shape \(6,\); .* train sample 7; ",
+    ),
+    "ragged stream": (
+        lambda: features(ragged(), storage="stream"),
+        r"got float32 of shape \(6,\); .* train sample 7; ",
+    ),
     "unlike test": (
         lambda: features(test=(torch.zeros(4, 6), GOOD[1][:4])),
-        r"expected float32 \(5,\) .* got float32 \(6,\); .* test sample 0; ",
+        r"expected float32 of shape \(5,\) .* got float32 of shape \(6,\); .* test sample 0; ",
     ),
-    "empty": (lambda: features(test=(torch.zeros(0, 5), GOOD[1][:0])), r'it is empty; data set "features", test; '),
-    "empty map": (lambda: features(MapStyle([], [])), r'it is empty; data set "features", train; '),
+    "empty": (lambda: features(test=(torch.zeros(0, 5), GOOD[1][:0])), r'no samples; data set "features", test; '),
+    "empty map": (lambda: features(MapStyle([], [])), r'no samples; data set "features", train; '),
     "lengths": (lambda: features((GOOD[0], GOOD[1][:3])), "20 inputs, but 3 targets"),
     "declared shape": (
         lambda: features(info=DataInfo("classification", (4,), 2)),
@@ -371,7 +380,7 @@ BAD = {
     ),
     "nan target": (
         lambda: features((GOOD[0], torch.full((20,), float("nan"))), info=DataInfo("regression", (5,), 1)),
-        "its target is not finite: .* train sample 0; ",
+        "target is not finite: .* train sample 0; ",
     ),
     "target width": (
         lambda: features((GOOD[0], torch.zeros(20, 2)), info=DataInfo("regression", (5,), 1)),
@@ -379,9 +388,9 @@ BAD = {
     ),
     "two targets": (
         lambda: features(_disagreeing()),
-        "its target is 1, but the data set's attribute `targets` says 0; .* train sample 6; ",
+        "target is 1, but 0 in the data set's attribute `targets`; .* train sample 6; ",
     ),
-    "no pair": (lambda: features(_not_pairs()), r"expected a pair \(input, target\), got Tensor; .* sample 0; "),
+    "not a pair": (lambda: features(_not_pairs()), r"expected a pair \(input, target\), got Tensor; .* sample 0; "),
     "not a tensor": (lambda: features(MapStyle(["a"] * 20, GOOD[1].tolist())), "expected a tensor, an array"),
     "undecodable": (
         lambda: features(Undecodable(*GOOD), storage="stream"),
@@ -413,5 +422,5 @@ def test_bad_data_is_refused_before_training(dataset: Callable[[], Dataset], mes
 
 def test_images_without_a_channel_cannot_be_augmented() -> None:
     part = (IMAGES[:, 0], CLASSES)
-    with pytest.raises(DataError, match=r"an image has to be \(channels, height, width\), got \(12, 10\)"):
+    with pytest.raises(DataError, match=r"expected images of shape \(channels, height, width\), got \(12, 10\)"):
         data_from_datasets(part, part, seed=0, augment=("flip",))

@@ -324,7 +324,7 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (OutOfRange, {VALID}, ("class indices from 0 to 2, got 3",)),
     (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
     (DeclaresOtherwise, {DECLARED}, ("(5,)", "(4,)", "DeclaresOtherwise.info")),
-    (DeclaresOtherClasses, {VALID}, ("4 inputs and 3 classes", "`info` says 4 inputs and 4 classes")),
+    (DeclaresOtherClasses, {VALID}, ("4 inputs and 3 classes", "`info` declares 4 inputs and 4 classes")),
     (TestsOnTraining, {DISJOINT}, ("other samples in test than in train", "100% of its samples")),
     (TestsPartlyOnTraining, {DISJOINT}, ("other samples in test than in train", "30% of its samples")),
     (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "take the seed", "NoSeed.load")),

@@ -96,7 +96,7 @@ def test_all_problems_are_reported_at_once_with_path_value_and_what_is_allowed(r
     assert 'did you mean "bias"?' in found["model.bais"]
     assert "'four' should be a valid integer; allowed: integer ≥ 1 and ≤ 10000" in found["ensemble.members"]
     assert 'did you mean "lambda"? allowed: lambda, mode' in found["method.lamda"]
-    assert '1.5 is more than 1, and mode "upper" interpolates' in found["method.lambda"]
+    assert '1.5 must be at most 1 in mode "upper"' in found["method.lambda"]
     assert "0 should be greater than or equal to 1" in found["training.epochs"]
     assert 'did you mean "batch_size"?' in found["training.batchsize"]
     assert 'did you mean "cross_entropy"?' in found["training.loss.name"]
@@ -130,11 +130,15 @@ def test_a_method_listed_twice_is_a_problem(tables, registry):
 
 CROSS_FIELD = [
     ({"method": {"name": "gncl", "mode": "exact"}, "training.loss": "hinge"}, "method.mode", "twice differentiable"),
-    ({"method": {"name": "snapshot"}}, "method.at_epochs", "training ends after 10"),
+    ({"method": {"name": "snapshot"}}, "method.at_epochs", "there are only 10 epochs"),
     ({"method": {"name": "snapshot", "at_epochs": [2, 11]}}, "method.at_epochs", "set at_epochs = [2]"),
     ({"method": {"name": "snapshot", "cycles": 11}}, "method.cycles", "10 or less"),
-    ({"method": {"name": "snapshot", "cycles": 2, "at_epochs": [2]}}, "method.at_epochs", "excludes cycles"),
-    ({"method": {"name": "snapshot", "at_epochs": [3, 3]}}, "method.at_epochs", "rise without repeats"),
+    (
+        {"method": {"name": "snapshot", "cycles": 2, "at_epochs": [2]}},
+        "method.at_epochs",
+        "cannot be combined with cycles",
+    ),
+    ({"method": {"name": "snapshot", "at_epochs": [3, 3]}}, "method.at_epochs", "ascending without repetitions"),
     ({"method": {"name": "snapshot", "at_epochs": [3]}, "ensemble.members": 5}, "ensemble.members", "set it to 2"),
     ({"method": {"name": "fast_geometric", "cycles": 6}, "ensemble.members": 6}, "method.cycles", "to 12 or more"),
     ({"method": {"name": "fast_geometric", "cycle": 3}}, "method.cycle", "multiple of 2"),
@@ -148,7 +152,7 @@ CROSS_FIELD = [
     ({"method": {"name": "bagging", "fraction": 0.5}}, "method.fraction", 'weights = "subsample"'),
     ({"method": {"name": "wagging", "sigma": 0.5}}, "method.sigma", 'weights = "gaussian"'),
     ({"method": "divloss", "training.loss": "nll"}, "training.loss", "needs logits"),
-    ({"method": "diversity_cooperation", "training.loss": "exponential"}, "training.loss", "made from logits"),
+    ({"method": "diversity_cooperation", "training.loss": "exponential"}, "training.loss", "needs logits as outputs"),
     ({"method": "diversity_cooperation", "data.regression": True, "training.loss": "mse"}, "method.name", '"ncl"'),
     ({"data.regression": True}, "training.loss", 'use loss = "mse"'),
     ({"data.num_classes": 3, "training.loss": "exponential"}, "training.loss", "two classes"),
@@ -306,4 +310,4 @@ def test_the_models_of_groups_are_checked_against_the_data(tables, registry):
 
 def test_snapshot_refuses_groups(tables, registry):
     tables |= {"ensemble": {"groups": [{"members": 2}]}, "method": {"name": "snapshot", "at_epochs": [2]}}
-    assert "copies one network" in problems(tables, registry)["ensemble.groups"]
+    assert "trains one network" in problems(tables, registry)["ensemble.groups"]

@@ -108,7 +108,4 @@ def test_the_digits_spec_has_what_its_header_says():
     parameters = sum(parameter.numel() for parameter in member.parameters())
     header = (ROOT / "specs" / "digits.toml").read_text()
     assert f"{parameters:,} parameters" in header
-    assert (
-        f"{len(data.train):,} images to train on, {len(data.validation)} to choose by and {len(data.test)} to test"
-        in header
-    )
+    assert f"{len(data.train):,} training, {len(data.validation)} validation and {len(data.test)} test images" in header

@@ -15,7 +15,7 @@ from PIL import Image
 import ensemblekit as ek
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.core.registry import GROUPS, discover
-from ensemblekit.data.in_memory import Given
+from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.testing import contract
 
 OTHER_PARAMETERS = {
@@ -135,4 +135,4 @@ def test_images_of_ones_own_keep_the_contract(storage, tmp_path):
 def test_data_given_in_python_keeps_the_contract():
     random = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(40, 5, generator=random), torch.arange(40) % 3
-    assert_kept(Given().of((inputs[:30], targets[:30]), (inputs[30:], targets[30:])))
+    assert_kept(InMemoryData().of((inputs[:30], targets[:30]), (inputs[30:], targets[30:])))

@@ -15,7 +15,7 @@ import torch
 import torchvision
 from ensemblekit_datasets.cifar import CIFAR10, CIFAR100
 
-from ensemblekit import DataError, DataInfo, ImageDataset
+from ensemblekit import DataError, DataInfo, ImageDataset, load_data
 
 SETS = [(CIFAR10, torchvision.datasets.CIFAR10), (CIFAR100, torchvision.datasets.CIFAR100)]
 
@@ -27,7 +27,7 @@ def batch(label_key: str, num_classes: int, seed: int) -> bytes:
 
 
 def pretend(reader, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Make torchvision know these files by their checksums; the archive of them."""
+    """Replace torchvision's checksums by those of these files; return the archive of them."""
 
     def listed(names):
         return [[name, hashlib.md5(files[name]).hexdigest()] for name in names]
@@ -83,7 +83,7 @@ def test_batches_become_images_in_the_order_of_the_files(plugin, reader, monkeyp
 
 
 @pytest.mark.parametrize(("plugin", "reader"), SETS)
-def test_it_is_downloaded_and_unpacked_once_and_in_silence(plugin, reader, monkeypatch, server, cache, capfd) -> None:
+def test_it_is_downloaded_and_unpacked_once_and_silently(plugin, reader, monkeypatch, server, cache, capfd) -> None:
     server.files = {reader.filename: pretend(reader, published(reader), monkeypatch)}
     monkeypatch.setattr(reader, "url", server.url + reader.filename)
     first = plugin().load(0)
@@ -151,13 +151,13 @@ def test_a_missing_batch_is_named(monkeypatch, cache) -> None:
 
 
 @pytest.mark.parametrize(("plugin", "reader"), SETS)
-def test_offline_the_error_names_file_checksum_places_and_image_folder(plugin, reader, monkeypatch) -> None:
+def test_offline_the_error_names_file_checksum_paths_and_image_folder(plugin, reader, monkeypatch) -> None:
     monkeypatch.setattr(reader, "url", "http://127.0.0.1:9/")
     with pytest.raises(DataError) as raised:
         plugin().load(0)
     message = str(raised.value)
     assert f"{reader.filename} (md5 {reader.tgz_md5})" in message
-    assert all(str(place) in message for place in plugin().places())
+    assert all(str(path) in message for path in plugin().places())
     assert 'data.name = "image_folder"' in message
     assert raised.value.exit_code == 3
 
@@ -177,9 +177,10 @@ def test_size_and_crop_size_change_what_the_network_sees(monkeypatch, cache) -> 
     files = published(reader)
     pretend(reader, files, monkeypatch)
     put(cache / reader.base_folder, files)
-    dataset = CIFAR100(size=16, crop_size=12)
-    assert dataset.load(0).train[0].shape == (100, 3, 16, 16)
-    assert dataset.info.input_shape == (3, 12, 12)
+    dataset = CIFAR100(size=16, crop_size=12, validation_fraction=0)
+    data = load_data(dataset, 0)
+    assert data.train.inputs.shape == (100, 3, 16, 16)
+    assert dataset.info.input_shape == data.info.input_shape == (3, 12, 12)
 
 
 @pytest.mark.parametrize("plugin", [CIFAR10, CIFAR100])

@@ -13,7 +13,7 @@ import torchvision
 from ensemblekit_datasets import downloads, fashion_mnist
 from ensemblekit_datasets.fashion_mnist import FashionMNIST
 
-from ensemblekit import DataError, DataInfo, ImageDataset
+from ensemblekit import DataError, DataInfo, ImageDataset, load_data
 
 
 def idx(values: torch.Tensor) -> bytes:
@@ -47,7 +47,7 @@ def put(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def test_what_is_read_is_what_torchvision_reads(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_images_and_labels_equal_torchvisions(files: dict[str, bytes], tmp_path: Path) -> None:
     raw = put(tmp_path / "FashionMNIST" / "raw", files)
     splits = FashionMNIST(root=tmp_path, download=False).load(0)
     for name, data in files.items():
@@ -70,11 +70,11 @@ def test_debians_folder_is_found_whatever_its_gzip_headers_are(files: dict[str, 
 
 def test_the_users_own_folder_comes_before_debians(files: dict[str, bytes], cache: Path) -> None:
     put(fashion_mnist.DEBIAN_FOLDER, files)
-    own = put(cache / "FashionMNIST" / "raw", files)
-    assert FashionMNIST().found_at() == own
+    downloaded = put(cache / "FashionMNIST" / "raw", files)
+    assert FashionMNIST().found_at() == downloaded
 
 
-def test_it_is_downloaded_once_and_in_silence(files, server, monkeypatch, cache, capfd) -> None:
+def test_it_is_downloaded_once_and_silently(files, server, monkeypatch, cache, capfd) -> None:
     server.files = files
     monkeypatch.setattr(torchvision.datasets.FashionMNIST, "mirrors", ["http://127.0.0.1:9/", server.url])
     first = FashionMNIST().load(0)
@@ -98,7 +98,7 @@ def test_a_bad_download_is_a_checksum_mismatch_and_leaves_no_file(fault, files, 
 
 def test_a_server_that_stalls_is_given_up(files, server, monkeypatch) -> None:
     server.stall = threading.Event()
-    monkeypatch.setattr(downloads, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(downloads, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(torchvision.datasets.FashionMNIST, "mirrors", [server.url])
     with pytest.raises(DataError, match=r"download failed: .*timed out"):
         FashionMNIST().load(0)
@@ -114,7 +114,7 @@ def test_without_files_or_network_the_error_says_what_to_put_where(files, monkey
         for name, data in files.items():
             listed = f"{name} (md5 {hashlib.md5(data).hexdigest()})" in message
             assert listed == (name != "t10k-labels-idx1-ubyte.gz")
-        assert all(str(place) in message for place in dataset.places())
+        assert all(str(path) in message for path in dataset.places())
         assert "image_folder" in message
 
 
@@ -131,11 +131,11 @@ def test_the_published_checksums_are_of_the_published_file_names() -> None:
     assert list(fashion_mnist.CONTENTS_SHA256) == [name for name, _ in torchvision.datasets.FashionMNIST.resources]
 
 
-def test_what_is_known_before_loading_is_what_the_network_sees(files: dict[str, bytes], cache: Path) -> None:
+def test_the_input_shape_known_before_loading_is_that_of_the_network(files: dict[str, bytes], cache: Path) -> None:
     put(cache / "FashionMNIST" / "raw", files)
     assert FashionMNIST().info == DataInfo("classification", (1, 28, 28), 10)
     larger = FashionMNIST(size=32)
-    assert larger.info.input_shape == larger.load(0).train[0].shape[1:] == (1, 32, 32)
+    assert larger.info.input_shape == load_data(larger, 0).train.inputs.shape[1:] == (1, 32, 32)
     assert FashionMNIST(size=32, crop_size=24).info.input_shape == (1, 24, 24)
 
 

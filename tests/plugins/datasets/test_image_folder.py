@@ -1,4 +1,4 @@
-"""Class folders and archives of them: what is read, what is refused, what is kept."""
+"""Class folders and archives of them: their images, rejected content, the cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import ensemblekit_datasets.folder_reading as folder_reading
+import ensemblekit_datasets.folder_loading as folder_loading
 import numpy as np
 import pytest
 import torch
@@ -19,7 +19,9 @@ from ensemblekit_datasets import image_sources
 from ensemblekit_datasets.image_folder import ImageFolder
 from PIL import Image
 
+import ensemblekit as ek
 from ensemblekit import DataError
+from ensemblekit.inference.prediction import predict_files
 
 Files = dict[str, bytes]
 
@@ -127,11 +129,11 @@ def test_a_stream_feeds_the_workers_of_a_data_loader(files, tmp_path) -> None:
 def test_auto_streams_what_does_not_fit_in_memory(files, tmp_path, monkeypatch) -> None:
     path = as_tar(tmp_path / "images.tar", files)
     asked = []
-    monkeypatch.setattr(folder_reading, "fits_in_memory", lambda num_bytes: bool(asked.append(num_bytes)))
-    assert isinstance(ImageFolder(path=path).load(0).train, folder_reading.StreamedImages)
+    monkeypatch.setattr(folder_loading, "fits_in_memory", lambda num_bytes: bool(asked.append(num_bytes)))
+    assert isinstance(ImageFolder(path=path).load(0).train, folder_loading.StreamedImages)
     assert asked[-1] == 10 * 3 * 6 * 5
     assert isinstance(ImageFolder(path=path, storage="memory").load(0).train, tuple)
-    monkeypatch.setattr(folder_reading, "fits_in_memory", lambda num_bytes: True)
+    monkeypatch.setattr(folder_loading, "fits_in_memory", lambda num_bytes: True)
     assert isinstance(ImageFolder(path=path).load(0).train, tuple)
 
 
@@ -193,6 +195,35 @@ def test_size_resizes_the_shorter_side_and_cuts_the_centre_as_torchvision_does(s
     expected = torchvision.transforms.functional.pil_to_tensor(usual(Image.fromarray(pixels(0, *shape))))
     assert torch.equal(splits.train[0][0], expected)
     assert splits.info.input_shape == (3, 12, 12)
+
+
+@pytest.mark.parametrize("storage", ["memory", "stream"])
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
+def test_predictions_for_the_training_files_use_the_pixels_of_the_training(
+    storage, file_format, image_bytes, tmp_path
+) -> None:
+    shapes = [(40, 30, 3), (31, 47, 3), (8, 100, 3), (16, 16, 3), (3, 5, 3)]
+    names = [f"{part}/{label}/{i}.png" for part in ("train", "test") for label in "ab" for i in range(len(shapes))]
+    contents = [image_bytes(pixels(i, *shapes[i % len(shapes)]), file_format) for i in range(len(names))]
+    path = as_folder(tmp_path / "images", dict(zip(names, contents, strict=True)))
+    parameters = {"path": str(path), "storage": storage, "size": 16, "crop_size": 12, "normalise": True}
+    spec = ek.load_spec(
+        {
+            "data": {"name": "image_folder", "validation_fraction": 0, **parameters},
+            "model": {"name": "mlp", "hidden": []},
+            "ensemble": {"members": 1},
+            "method": {"name": "independent"},
+            "training": {"epochs": 1, "batch_size": 10, "loss": "cross_entropy"},
+        }
+    )
+    ensemble = ek.load(ek.train(spec, out=tmp_path / "run", progress=False).path)
+    seen: list[torch.Tensor] = []
+    predict = ensemble.member_outputs
+    ensemble.member_outputs = lambda inputs: (seen.append(inputs), predict(inputs))[1]
+    predict_files(ensemble, [path / name for name in names])
+    data = ek.load_data(spec.data, spec.seed)
+    trained = [batch.inputs for split in (data.train, data.test) for batch in split.batches(10)]
+    assert torch.equal(torch.cat(seen), torch.cat(trained))
 
 
 # Bad data is found before training, wherever it is and however it is to be stored.
@@ -276,7 +307,7 @@ def test_an_image_outside_the_class_folders_is_named(name, files, tmp_path) -> N
 def test_sixteen_bits_are_refused_rather_than_clipped(files, tmp_path) -> None:
     path = as_folder(tmp_path / "images", files)
     Image.fromarray(np.full((6, 5), 40_000, np.uint16)).save(path / "test/cat/deep.png")
-    assert f"more than 8 bits a channel; {path}/test/cat/deep.png" in error_of(path)
+    assert f"more than 8 bits per channel; {path}/test/cat/deep.png" in error_of(path)
 
 
 def test_an_image_of_absurd_dimensions_is_refused(files, tmp_path) -> None:
@@ -292,7 +323,7 @@ def test_an_image_of_absurd_dimensions_is_refused(files, tmp_path) -> None:
 def test_a_path_that_leads_nowhere_or_to_something_else_is_an_error(tmp_path) -> None:
     assert f"no such folder or archive; {tmp_path / 'nowhere'}" in error_of(tmp_path / "nowhere")
     (tmp_path / "images.rar").write_text("?")
-    assert "known are .tar, .tar.gz, .tgz, .zip" in error_of(tmp_path / "images.rar")
+    assert "use .tar, .tar.gz, .tgz, .zip" in error_of(tmp_path / "images.rar")
 
 
 @pytest.mark.parametrize("form", ["images.tar", "images.tar.gz", "images.zip"])
@@ -302,7 +333,7 @@ def test_a_cut_archive_is_never_read_in_part(form, files, tmp_path) -> None:
     content_end = len(whole.rstrip(b"\0")) if form == "images.tar" else len(whole)
     for length in range(0, content_end, max(content_end // 40, 1)):
         path.write_bytes(whole[:length])
-        assert "archive is cut or damaged" in error_of(path)
+        assert "archive is truncated or damaged" in error_of(path)
 
 
 def test_a_tar_with_a_garbled_header_is_not_taken_for_a_shorter_one(files, tmp_path) -> None:
@@ -310,7 +341,7 @@ def test_a_tar_with_a_garbled_header_is_not_taken_for_a_shorter_one(files, tmp_p
     whole = bytearray(path.read_bytes())
     whole[whole.index(b"train/cat/0.png")] ^= 1
     path.write_bytes(whole)
-    assert "archive is cut or damaged" in error_of(path)
+    assert "archive is truncated or damaged" in error_of(path)
 
 
 # Archives are not trusted.
@@ -327,7 +358,7 @@ def everything_in(folder: Path) -> set[str]:
 def test_a_member_that_leads_outside_is_refused_and_nothing_is_written(name, form, files, tmp_path) -> None:
     path = WRITERS[form](tmp_path / form, files | {name: files["test/cat/0.png"]})
     message = error_of(path, storage="stream")
-    assert "archive refused" in message
+    assert "unsafe archive" in message
     assert "a path that leads outside" in message
     assert everything_in(tmp_path) == {form}
 
@@ -354,9 +385,9 @@ def test_links_in_a_zip_are_refused(files, tmp_path) -> None:
 
 def test_archives_that_would_fill_the_disk_are_refused(files, tmp_path, monkeypatch) -> None:
     path = as_tar(tmp_path / "images.tar", files)
-    monkeypatch.setattr(image_sources, "MOST_MEMBERS", 9)
+    monkeypatch.setattr(image_sources, "MAX_MEMBERS", 9)
     assert "more than 9" in error_of(path)
-    monkeypatch.setattr(image_sources, "LARGEST_FILE_BYTES", 50)
+    monkeypatch.setattr(image_sources, "MAX_FILE_BYTES", 50)
     assert "at most 50 are allowed" in error_of(path)
 
 
@@ -365,7 +396,7 @@ def test_an_archive_that_claims_to_be_endless_is_refused_by_its_headers(form, fi
     zeros = {f"train/cat/{i}.bmp": bytes(8 * 2**20) for i in range(3)}
     path = WRITERS[form](tmp_path / form, files | zeros)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_sources, "LEAST_LIMIT_BYTES", 2**20)
+        patch.setattr(image_sources, "ALWAYS_ALLOWED_BYTES", 2**20)
         assert "would unpack to more than" in error_of(path)
 
 
@@ -376,7 +407,7 @@ def test_an_archive_that_claims_to_be_endless_is_refused_by_its_headers(form, fi
 def test_the_second_load_decodes_nothing(form, files, tmp_path, monkeypatch) -> None:
     path = WRITERS[form](tmp_path / form, files)
     first = ImageFolder(path=path).load(0)
-    monkeypatch.setattr(folder_reading, "decode_all", None)
+    monkeypatch.setattr(folder_loading, "decode_all", None)
     second = ImageFolder(path=path).load(0)
     assert all(torch.equal(a, b) for a, b in zip(first.train + first.test, second.train + second.test, strict=True))
     assert (first.classes, first.info) == (second.classes, second.info)

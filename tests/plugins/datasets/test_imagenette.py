@@ -11,17 +11,24 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from ensemblekit_datasets.imagenette import Imagenette
+from ensemblekit_datasets import imagenette
+from ensemblekit_datasets.downloads import RemoteFile
+from ensemblekit_datasets.imagenette import CLASSES, Imagenette
 
 from ensemblekit import DataError, DataInfo, ImageDataset
 
-READER = torchvision.datasets.Imagenette
-WORDNET_IDS = sorted(READER._WNID_TO_CLASS)
+WORDNET_IDS = sorted(CLASSES)
+
+
+def pretend(archive: bytes, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make these bytes the published archive, at this URL."""
+    file = RemoteFile("imagenette2-160.tgz", (url,), hashlib.md5(archive).hexdigest())
+    monkeypatch.setattr(imagenette, "ARCHIVE", file)
 
 
 @pytest.fixture
 def archive(image_bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """imagenette2-160.tgz with photographs of differing sizes, whose checksum torchvision knows."""
+    """imagenette2-160.tgz with photographs of different sizes, whose checksum the data set knows."""
     random = np.random.default_rng(0)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -37,9 +44,7 @@ def archive(image_bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
                 for j in range(2):
                     pixels = random.integers(0, 256, (160 + 10 * j, 160 + i, 3), dtype=np.uint8)
                     add(f"{part}/{wordnet_id}/{wordnet_id}_{j}.JPEG", image_bytes(pixels, "JPEG"))
-    url, _ = READER._ARCHIVES["160px"]
-    md5 = hashlib.md5(buffer.getvalue()).hexdigest()
-    monkeypatch.setitem(READER._ARCHIVES, "160px", (url, md5))
+    pretend(buffer.getvalue(), "http://127.0.0.1:9/imagenette2-160.tgz", monkeypatch)
     return buffer.getvalue()
 
 
@@ -63,7 +68,7 @@ def test_the_archive_is_read_in_place_as_torchvision_would_read_it(archive: byte
         ]
     )
     for part, split in ((splits.train, "train"), (splits.test, "val")):
-        expected = READER(root, split, "160px", transform=usual)
+        expected = torchvision.datasets.Imagenette(root, split, "160px", transform=usual)
         assert torch.equal(part[0], torch.stack([image for image, _ in expected]))
         assert part[1].tolist() == [target for _, target in expected]
     assert splits.classes == tuple(names[0] for names in expected.classes)
@@ -88,10 +93,9 @@ def test_a_stream_gives_the_same_images_as_memory(archive: bytes, tmp_path: Path
     assert all(torch.equal(stream[i][0], images[i]) and stream[i][1] == targets[i] for i in range(len(stream)))
 
 
-def test_it_is_downloaded_once_and_in_silence(archive: bytes, server, monkeypatch, cache: Path, capfd) -> None:
+def test_it_is_downloaded_once_and_silently(archive: bytes, server, monkeypatch, cache: Path, capfd) -> None:
     server.files = {"imagenette2-160.tgz": archive}
-    md5 = hashlib.md5(archive).hexdigest()
-    monkeypatch.setitem(READER._ARCHIVES, "160px", (server.url + "imagenette2-160.tgz", md5))
+    pretend(archive, server.url + "imagenette2-160.tgz", monkeypatch)
     first = Imagenette().load(0)
     server.files = {}
     assert torch.equal(Imagenette().load(0).test[0], first.test[0])
@@ -101,8 +105,7 @@ def test_it_is_downloaded_once_and_in_silence(archive: bytes, server, monkeypatc
 
 def test_a_cut_download_is_a_checksum_mismatch_and_leaves_no_file(archive, server, monkeypatch, cache) -> None:
     server.files, server.cut_at = {"imagenette2-160.tgz": archive}, 5000
-    md5 = hashlib.md5(archive).hexdigest()
-    monkeypatch.setitem(READER._ARCHIVES, "160px", (server.url + "imagenette2-160.tgz", md5))
+    pretend(archive, server.url + "imagenette2-160.tgz", monkeypatch)
     with pytest.raises(DataError, match="checksum mismatch"):
         Imagenette().load(0)
     assert list(cache.iterdir()) == []
@@ -124,13 +127,13 @@ def test_a_folder_with_other_classes_is_refused(image_bytes, cache: Path) -> Non
         Imagenette().load(0)
 
 
-def test_offline_the_error_names_file_checksum_places_and_image_folder(monkeypatch) -> None:
-    monkeypatch.setitem(READER._ARCHIVES, "160px", ("http://127.0.0.1:9/imagenette2-160.tgz", "00ff"))
+def test_offline_the_error_names_file_checksum_paths_and_image_folder(monkeypatch) -> None:
+    pretend(b"", "http://127.0.0.1:9/imagenette2-160.tgz", monkeypatch)
     with pytest.raises(DataError) as raised:
         Imagenette().load(0)
     message = str(raised.value)
-    assert "imagenette2-160.tgz (md5 00ff)" in message
-    assert all(str(place) in message for place in Imagenette().places())
+    assert f"imagenette2-160.tgz (md5 {hashlib.md5(b'').hexdigest()})" in message
+    assert all(str(path) in message for path in Imagenette().places())
     assert "image_folder" in message
 
 
@@ -141,3 +144,10 @@ def test_the_papers_defaults_are_crops_of_128_and_rotations() -> None:
     assert dataset.normalise is True
     fields, base = Imagenette.model_fields, ImageDataset.model_fields
     assert all(fields[name].description == base[name].description for name in base)
+
+
+def test_the_archive_and_the_classes_are_those_that_torchvision_knows() -> None:
+    reader = torchvision.datasets.Imagenette
+    [url] = imagenette.ARCHIVE.urls
+    assert reader._ARCHIVES["160px"] == (url, imagenette.ARCHIVE.md5)
+    assert {wordnet_id: names[0] for wordnet_id, names in reader._WNID_TO_CLASS.items()} == CLASSES

@@ -114,7 +114,7 @@ def test_regression_of_several_targets_keeps_their_units(write: Any) -> None:
     assert targets[targets[:, 0].argsort()].tolist() == [[i * 100, -i] for i in range(10)]
 
 
-def test_npz_gives_what_csv_gives(write: Any, tmp_path: Path) -> None:
+def test_npz_and_csv_give_the_same_data(write: Any, tmp_path: Path) -> None:
     iris = load_iris()
     names = np.array(iris.target_names)[iris.target]
     np.savez(tmp_path / "iris.npz", x=iris.data, species=names)
@@ -147,18 +147,18 @@ BAD_ROWS = {
     "fields": (TRAIN.replace("4.0,,", "4.0,"), "expected 4 fields as in the header, got 3; .*train.csv, line 5"),
     "class missing": (TRAIN.replace("50,bird", "50,"), 'got nothing; .*line 6, column "kind"'),
     "no column": (TRAIN.replace("kind", "sort"), 'expected a column "kind", got height, colour, weight, sort'),
-    "doubled name": (TRAIN.replace("colour", "height"), r"expected a header of distinct names, got \['height'\]"),
+    "repeated name": (TRAIN.replace("colour", "height"), r"expected a header of distinct names, got \['height'\]"),
     "empty": ("", "expected a header of distinct names, got nothing"),
     "no rows": ("height,kind\n", "expected at least one row, got none"),
     "one class": ("x,kind\n1,cat\n2,cat\n", r"expected at least 2 classes, got \['cat'\]"),
     "no features": ("kind\ncat\ndog\n", "expected columns besides the target, got none"),
-    "quotes": (TRAIN.replace("red", '"red'), "not CSV: .*train.csv, after line"),
+    "quotes": (TRAIN.replace("red", '"red'), "not valid CSV: .*train.csv, after line"),
     "encoding": (TRAIN.encode().replace(b"red", b"\xff"), "expected UTF-8 text"),
 }
 
 
 @pytest.mark.parametrize(("train", "message"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
-def test_bad_tables_are_refused_with_the_place(write: Any, train: str, message: str) -> None:
+def test_bad_tables_are_rejected_with_their_location(write: Any, train: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         fixed_table(write, train).load(0)
 
@@ -204,16 +204,16 @@ def test_nothing_pickled_in_an_npz_file_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((3, 2)), "y": np.arange(4)}, "expected arrays of one length, got"),
+        ({"x": np.zeros((3, 2)), "y": np.arange(4)}, "expected arrays of equal length, got"),
         ({"x": np.zeros((3, 2, 2)), "y": np.arange(3)}, r"expected shape \(rows,\) or .*array \"x\""),
     ],
 )
-def test_arrays_that_make_no_table_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_arrays_that_are_not_a_table_are_rejected(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "table.npz", **arrays)
     with pytest.raises(DataError, match=message):
         Table(path=tmp_path / "table.npz", target="y").load(0)
 
 
-def test_a_classification_of_several_columns_is_refused() -> None:
-    with pytest.raises(ValidationError, match="needs one target column"):
+def test_a_classification_of_several_columns_is_rejected() -> None:
+    with pytest.raises(ValidationError, match="needs exactly one target column"):
         Table(path=Path("x.csv"), target=("a", "b"), task="classification")

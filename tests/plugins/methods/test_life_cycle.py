@@ -94,7 +94,7 @@ def test_fast_geometric_follows_the_triangles_of_garipov_et_al():
 
 def test_fast_geometric_is_lowest_whenever_a_copy_is_kept():
     method = load("fast_geometric")(cycles=5, cycle=2, high=1.0, low=0.01)
-    for epoch in method.kept_at(20):
+    for epoch in method.snapshot_epochs(20):
         assert method.learning_rate(0.1, epoch - 1, 20) == pytest.approx(0.001)
     assert method.learning_rate(0.1, 20 - 1e-9, 20) == pytest.approx(0.001)
 

@@ -193,7 +193,10 @@ def test_the_weights_belong_to_the_epoch_that_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.validation_fraction": 0}, r"data\.validation_fraction: 0, but \"stacking\" learns from held-out data"),
+        (
+            {"data.validation_fraction": 0},
+            r"data\.validation_fraction: 0, but \"stacking\" fits the weights of the members to validation data",
+        ),
         (
             {"method": {"name": "stacking", "form": "linear"}, "training.loss": "nll"},
             r"method\.form: .*needs them.*set form",

@@ -66,7 +66,7 @@ def test_images_that_vanish_are_refused_with_the_number_of_blocks_that_fit(name)
 
 @pytest.mark.parametrize("name", ["resnet", "binary_resnet", "mobilenet_v3_tiny", "torchvision"])
 def test_a_table_is_refused_by_a_convolutional_network(name):
-    with pytest.raises(ek.UsageError, match=r"takes images .* not inputs of shape \(64,\).*mlp"):
+    with pytest.raises(ek.UsageError, match=r"needs images .* but inputs have shape \(64,\).*mlp"):
         ek.build_model(name, (64,), 10)
 
 
@@ -91,8 +91,8 @@ class Stub(ek.Dataset):
     ("model", "shape", "problem"),
     [
         ("resnet", [1, 8, 8], r"model\.blocks: 4, but images of 8×8 can be halved only 3 times"),
-        ("binary_resnet", [10], "model: .* takes images"),
-        ("torchvision", [3, 32], "model: .* takes images"),
+        ("binary_resnet", [10], "model: .* needs images"),
+        ("torchvision", [3, 32], "model: .* needs images"),
         ("resnet", [1, 16, 16], None),
         ("resnet", None, None),
         ("mlp", [10], None),

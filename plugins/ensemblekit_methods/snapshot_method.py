@@ -1,4 +1,4 @@
-"""What all methods share that train one network and keep copies of it on the way."""
+"""Base of the methods that train one network and keep snapshots of it during training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ensemblekit import GrowingEnsemble, Loss, Spec
 
 
-class KeptCopies(Method):
-    """One network learns and is always the last member; those before it are copies of it as it once was."""
+class SnapshotMethod(Method):
+    """Trains one network, which is always the last member; the members before it are snapshots of it."""
 
     needs_frozen_members = False
 
     @abstractmethod
-    def kept_at(self, num_epochs: int) -> Collection[int]:
-        """The epochs, counted from 1, at whose start a copy is kept."""
+    def snapshot_epochs(self, num_epochs: int) -> Collection[int]:
+        """Epochs, counted from 1, at whose start a snapshot is kept."""
 
     @hookimpl
     def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
@@ -39,10 +39,10 @@ class KeptCopies(Method):
 
     @hookimpl
     def epoch_started(self, ensemble: GrowingEnsemble, epoch: int, num_epochs: int) -> None:
-        if epoch in self.kept_at(num_epochs):
+        if epoch in self.snapshot_epochs(num_epochs):
             ensemble.keep_copy(len(ensemble) - 1)
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         if spec.groups:
-            what = f'"{self.name}" copies one network, so its members cannot have models of their own'
+            what = f'"{self.name}" trains one network, so its members cannot have different models'
             yield Problem("/ensemble.groups", what, "remove the groups")

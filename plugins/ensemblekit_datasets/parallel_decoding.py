@@ -1,4 +1,4 @@
-"""Decodes many images at once."""
+"""Decoding of many images in threads."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchvision.transforms.v2 import functional as transforms
-
 from ensemblekit import Decoding
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     Pixels = NDArray[np.uint8]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 IMAGES_PER_TASK = 64
-"""Handing single small images to a thread costs more than decoding them."""
+"""Passing single small images to a thread costs more than decoding them."""
 
 
 def decode_all(files: Iterator[tuple[str, bytes]], decoding: Decoding, folder: Path) -> Iterator[tuple[str, Pixels]]:
-    """Decode (name, bytes) pairs in threads, in their order; only a few hundred are in memory at a time."""
+    """Decode (name, content) pairs in threads, in their order; only a few hundred are in memory at a time."""
 
     def task(batch: list[tuple[str, bytes]]) -> list[tuple[str, Pixels]]:
         return [(name, decoding(data, f"{folder}/{name}")) for name, data in batch]
@@ -41,8 +38,3 @@ def decode_all(files: Iterator[tuple[str, bytes]], decoding: Decoding, folder: P
                 yield from running.popleft().result()
         for future in running:
             yield from future.result()
-
-
-def resize_batch(images: Tensor, size: int | None) -> Tensor:
-    """Resize square images that are tensors already: uint8 (N, C, side, side) → (N, C, size, size)."""
-    return images if size in (None, images.shape[-1]) else transforms.resize(images, [size, size], antialias=True)

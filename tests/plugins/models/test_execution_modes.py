@@ -1,4 +1,4 @@
-"""Every model runs in every way that engines use, or says which it cannot take; in more variants than its defaults."""
+"""Every model supports every execution mode of the engines or declares that it does not, in several variants."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def plugin(table: dict[str, object]) -> Model:
     return ek.models()[str(table["name"])].load()(**parameters)
 
 
-def way_checks() -> list[pytest.param]:
-    names = {f"{way} works as declared" for way in WAYS}
+def mode_checks() -> list[pytest.param]:
+    names = {f"{mode} works as declared" for mode in WAYS}
     return [
         pytest.param(check, id=f"{'-'.join(map(str, table.values()))}-{check}")
         for table in VARIANTS
@@ -35,20 +35,20 @@ def way_checks() -> list[pytest.param]:
     ]
 
 
-@pytest.mark.parametrize("check", way_checks())
-def test_a_variant_runs_in_every_way_or_declares_that_it_cannot(check: Check):
+@pytest.mark.parametrize("check", mode_checks())
+def test_a_variant_supports_every_mode_or_declares_that_it_does_not(check: Check):
     check()
 
 
 @pytest.mark.parametrize("table", [VARIANTS[1], {"name": "mlp", "dropout": 0.5}], ids=["binary_resnet", "mlp"])
-def test_stacked_members_draw_their_own_random_numbers(table):
+def test_stacked_members_have_independent_noise(table):
     first, second = (build_member(plugin(table), SHAPE, NUM_OUTPUTS, seed=0, member=index).train() for index in (0, 1))
     second.load_state_dict(first.state_dict())
     outputs, _, _ = run_stacked([first, second], ModelBench(plugin(table)).inputs(shape=SHAPE))
     assert not bool((outputs[0] == outputs[1]).all())
 
 
-def test_vmap_really_refuses_stochastic_depth():
+def test_vmap_really_does_not_support_stochastic_depth():
     bench = ModelBench(plugin({"name": "torchvision", "arch": "efficientnet_b0"}))
     assert "vmap" in bench.model.unsupported()
     members = [bench.build(member, SHAPE) for member in (0, 1)]
@@ -57,7 +57,7 @@ def test_vmap_really_refuses_stochastic_depth():
 
 
 @pytest.mark.parametrize("arch", ["convnext_tiny", "efficientnet_v2_s", "maxvit_t", "swin_t", "vit_b_16", "resnet50"])
-def test_the_networks_of_torchvision_that_vmap_refuses_say_why(arch):
+def test_the_networks_of_torchvision_that_vmap_does_not_support_give_the_reason(arch):
     reasons = plugin({"name": "torchvision", "arch": arch}).unsupported()
     assert set(reasons) == (set() if arch == "resnet50" else {"vmap"})
     assert all("vmap" in reason for reason in reasons.values())
