@@ -47,7 +47,7 @@ def check(target: str, settings: Sequence[str], as_json: bool) -> None:
     if as_json:
         printer.json(rows)
     else:
-        words = {True: "ok", None: "not checked: "}
+        words = {True: "ok", None: "skipped: "}
         printer.table(
             ("plugin", "check", "result"),
             [(row["plugin"], row["check"], words.get(row["passed"], "") + row["message"]) for row in rows],
@@ -59,7 +59,7 @@ def check(target: str, settings: Sequence[str], as_json: bool) -> None:
 
 
 def _checked(info: PluginInfo, registry: Registry, table: Mapping[str, Any], alone: bool) -> Iterator[dict[str, Any]]:
-    """A row for each check; `passed` is None for a plugin that is not checked because it needs to be told something."""
+    """A row for each check; `passed` is None for a check, or a whole plugin, that is skipped."""
     from ensemblekit.testing.contracts import run_contract
     from ensemblekit.testing.targets import make, needed
 

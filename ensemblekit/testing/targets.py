@@ -1,4 +1,4 @@
-"""Which plugins a person means: a registered name, an installed package, or a Python file."""
+"""Finds the plugins to check: by a registered name, in an installed package, or in a Python file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ BASES: dict[str, type[Plugin]] = {base.kind: base for base in (Method, Model, Da
 
 
 def find_targets(text: str) -> tuple[Registry, list[PluginInfo]]:
-    """The plugins that `NAME`, `kind:NAME`, `PACKAGE` or `FILE.py` stands for, and the registry that they are in."""
+    """Find the plugins to check.
+
+    Args:
+        text: `NAME`, `KIND:NAME`, `PACKAGE` or `FILE.py`.
+
+    Returns:
+        The registry of all plugins, and the entries that `text` stands for.
+
+    Raises:
+        UsageError: if nothing has this name, or plugins of several kinds have it.
+    """
     if text.endswith(".py"):
         registry = discover([text])
         return registry, [info for info in registry if str(Path(text)) in (info.package, *info.rivals)]
@@ -26,23 +36,24 @@ def find_targets(text: str) -> tuple[Registry, list[PluginInfo]]:
     kind, colon, name = text.partition(":")
     if colon:
         if kind not in BASES:
-            raise UsageError(f'"{kind}" is no kind of plugin', text, f"kinds: {', '.join(BASES)}")
+            raise UsageError(f'"{kind}" is not a kind of plugin', text, f"kinds: {', '.join(BASES)}")
         return registry, [registry.get(kind, name)]
     found = registry.find(text)
     if len(found) > 1:
         kinds = ", ".join(info.kind for info in found)
-        raise UsageError(f'"{text}" is the name of several plugins', f"kinds: {kinds}", f"say {found[0].kind}:{text}")
+        what = f'"{text}" is the name of several plugins'
+        raise UsageError(what, f"kinds: {kinds}", f"name the kind too: {found[0].kind}:{text}")
     return registry, found or _of_package(Path(text).name if Path(text).is_dir() else text, registry)
 
 
 def _of_package(text: str, registry: Registry) -> list[PluginInfo]:
-    """All plugins of a distribution; names of packages are compared as pip compares them."""
+    """All plugins of a distribution, whose name is compared as pip compares names."""
     found = [info for info in registry if _plain(text) in map(_plain, (info.package, *info.rivals))]
     if found:
         return found
     known = {*(info.name for info in registry), *(info.package for info in registry)}
-    fix = f"{did_you_mean(text, known)} ensemblekit list shows all that are installed; a file is given as FILE.py"
-    raise UsageError(f'no plugin and no package with plugins is called "{text}"', fix=fix.strip())
+    fix = f"{did_you_mean(text, known)} ensemblekit list shows the installed plugins; a file ends with .py"
+    raise UsageError(f'there is no plugin and no package with plugins called "{text}"', fix=fix.strip())
 
 
 def _plain(package: str) -> str:
@@ -50,13 +61,33 @@ def _plain(package: str) -> str:
 
 
 def needed(plugin_class: type[Plugin]) -> str:
-    """What a plugin cannot be made without, in words; "" if its defaults will do."""
+    """Describe what a plugin cannot be constructed without.
+
+    Args:
+        plugin_class: The class of the plugin.
+
+    Returns:
+        Its required parameters as options of `ensemblekit check`; "" if it has only defaults.
+    """
     if issubclass(plugin_class, Given):
-        return "data that is given in Python"
+        return "in-memory data, from Python"
     return ", ".join(f"--set {parameter.name}=…" for parameter in parameters(plugin_class) if parameter.required)
 
 
 def make(info: PluginInfo, registry: Registry, settings: Mapping[str, Any]) -> Plugin:
-    """The plugin with these parameters; errors are those of a spec that says so."""
+    """Construct a plugin.
+
+    Args:
+        info: The plugin's entry in the registry.
+        registry: Where plugins that are parameters of this one are looked up.
+        settings: Its parameters.
+
+    Returns:
+        The plugin.
+
+    Raises:
+        SpecError: if the parameters are not valid, as for a spec that contains them.
+        PluginError: if the plugin cannot be imported.
+    """
     info.load()
     return build_plugin(BASES[info.kind], {"name": info.name, **settings}, registry)

@@ -55,7 +55,7 @@ def test_an_installed_plugin_by_its_name_is_a_table_of_passed_checks():
     header, *rows = result.stdout.splitlines()
     assert header.split() == ["plugin", "check", "result"]
     assert all(row.startswith("cross_entropy  ") and row.endswith("  ok") for row in rows)
-    assert len(rows) == 9
+    assert any("its description is one sentence" in row for row in rows)
 
 
 def test_a_plugin_that_breaks_its_contract_is_reviewed_and_ends_with_4(write):
@@ -63,7 +63,8 @@ def test_a_plugin_that_breaks_its_contract_is_reviewed_and_ends_with_4(write):
     result = run(file)
     assert result.exit_code == 4
     assert 'got: "The squared error"; look at: Huge, ' in result.stdout
-    assert last_error(result) == "error: 1 of 9 checks failed; huge; each says above where to look"
+    assert last_error(result).startswith("error: 1 of ")
+    assert last_error(result).endswith(" checks failed; huge; each says above where to look")
 
 
 def test_json_has_one_object_for_each_check(write):
@@ -89,9 +90,9 @@ def test_parameters_are_given_with_set_and_asked_for_when_they_are_required(writ
 @pytest.mark.parametrize(
     ("target", "parts"),
     [
-        ("gnkl", ('no plugin and no package with plugins is called "gnkl"', 'did you mean "gncl"?')),
+        ("gnkl", ('there is no plugin and no package with plugins called "gnkl"', 'did you mean "gncl"?')),
         ("ensemblekid", ('did you mean "ensemblekit"?',)),
-        ("metod:gncl", ('"metod" is no kind of plugin', "method, model")),
+        ("metod:gncl", ('"metod" is not a kind of plugin', "method, model")),
         ("nothing.py", ("no such file", "nothing.py")),
     ],
 )
@@ -107,11 +108,11 @@ def test_a_name_of_several_kinds_asks_which(monkeypatch):
     twin = PluginInfo("method", "mse", "nowhere:MSE", "other", "1")
     monkeypatch.setattr("ensemblekit.testing.targets.discover", lambda: Registry([mse, twin]))
     result = run("mse")
-    assert (result.exit_code, "say method:mse" in last_error(result)) == (2, True)
+    assert (result.exit_code, "name the kind too: method:mse" in last_error(result)) == (2, True)
     assert run("loss:mse").exit_code == 0
 
 
-def test_a_package_is_all_its_plugins_and_says_which_are_not_checked(monkeypatch):
+def test_a_package_is_all_its_plugins_and_says_which_are_skipped(monkeypatch):
     kept = {"mse", "nll", "table", "given"}
     infos = [info for info in discover() if info.name in kept]
     broken = PluginInfo("loss", "gone", "nowhere:Gone", "ensemblekit", ek.__version__)
@@ -121,12 +122,12 @@ def test_a_package_is_all_its_plugins_and_says_which_are_not_checked(monkeypatch
     assert {row["plugin"] for row in rows} == kept | {"gone"}
     assert {row["plugin"]: row["message"] for row in rows if row["passed"] is None} == {
         "table": "it needs --set path=…, --set target=…",
-        "given": "it needs data that is given in Python",
+        "given": "it needs in-memory data, from Python",
     }
     (import_row,) = [row for row in rows if row["passed"] is False]
     assert (import_row["plugin"], import_row["check"]) == ("gone", "it can be imported")
     assert result.exit_code == 4
-    assert "not checked: it needs" in run("EnsembleKit").stdout
+    assert "skipped: it needs" in run("EnsembleKit").stdout
     several = run("ensemblekit", "--set", "a=1")
     assert (several.exit_code, "check one of them by its name" in last_error(several)) == (2, True)
 
