@@ -47,11 +47,14 @@ class ModelContract(PluginContract[Model]):
     def __init__(self, plugin: Model) -> None:
         super().__init__(plugin)
         self._built: dict[tuple[int, Shape, int], nn.Module] = {}
+        self._problems: dict[Shape, list[Problem]] = {}
 
     def problems(self, shape: Shape) -> list[Problem]:
         """The problems that the model reports for inputs of a shape."""
-        spec = toy_spec(toy_registry(), {"data.shape": list(shape)})
-        return spec_problems(self.plugin, replace(spec, model=self.plugin))
+        if shape not in self._problems:
+            spec = toy_spec(toy_registry(), {"data.shape": list(shape)})
+            self._problems[shape] = spec_problems(self.plugin, replace(spec, model=self.plugin))
+        return self._problems[shape]
 
     @cached_property
     def shapes(self) -> list[Shape]:

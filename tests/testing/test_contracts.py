@@ -40,8 +40,8 @@ OTHER_PARAMETERS = {
     "resnet": [{"width": 4, "blocks": 2, "dropout": 0.5}],
     "mobilenet_v3_tiny": [{"dropout": 0.5}],
     "binary_resnet": [{"width": 4, "blocks": 2, "stochastic": False}],
-    # the default has eleven million weights
-    "torchvision": [{"arch": "shufflenet_v2_x0_5"}],
+    # the default has eleven million weights; this one has few layers
+    "torchvision": [{"arch": "squeezenet1_1"}],
 }
 INSTEAD_OF_DEFAULTS = {"snapshot", "torchvision"}
 NEED_FILES = {"given", "image_folder", "table"}

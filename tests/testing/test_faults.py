@@ -18,6 +18,7 @@ GOOD = (*broken_methods.GOOD, broken_models.GoodModel, *broken_others.GOOD)
 SLOW = {
     broken_methods.RESUMES,
     broken_methods.ENGINES,
+    broken_methods.CORRECT,
     broken_models.TRAINS,
     broken_models.works("export"),
     broken_others.DATA_TRAINS,
