@@ -12,9 +12,20 @@ class EnsemblekitError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, where: str = "", fix: str = "") -> None:
+    def __init__(
+        self,
+        what: str,
+        where: str = "",
+        fix: str = "",
+        *,
+        hook: str | None = None,
+        plugin: str | None = None,
+        expected: str | None = None,
+        path: str | None = None,
+    ) -> None:
         super().__init__(what, where, fix)
         self.what, self.where, self.fix = what, where, fix
+        self.hook, self.plugin, self.expected, self.path = hook, plugin, expected, path
 
     def __str__(self) -> str:
         return "; ".join(part for part in (self.what, self.where, self.fix) if part)

@@ -230,6 +230,9 @@ def _contract_broken(plugin_name: str, hook: str, expected: str, answer: object)
         f'plugin "{plugin_name}": hook "{hook}" returned {_form(answer)}',
         f"expected {expected}",
         "see ensemblekit/core/hookspecs.py for what each hook returns",
+        hook=hook,
+        plugin=plugin_name,
+        expected=expected,
     )
 
 

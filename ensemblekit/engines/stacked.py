@@ -175,7 +175,9 @@ class StackedEngine(Engine):
         super().__init__(slots, objective, settings)
         groups: dict[Any, list[Slot]] = {}
         for slot in slots:
-            groups.setdefault((slot.model, slot.frozen, slot.steps), []).append(slot)
+            # not the model itself, which cannot be hashed if a parameter is a list or a dict
+            key = (type(slot.model), slot.model.model_dump_json(), slot.frozen, slot.steps)
+            groups.setdefault(key, []).append(slot)
         self.cohorts = [Cohort(group, self) for group in groups.values()]
 
     def train_step(

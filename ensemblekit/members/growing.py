@@ -24,13 +24,13 @@ class TrainingMembers:
     def __init__(self, spec: Spec, info: DataInfo, num_outputs: int, device: torch.device) -> None:
         self.spec, self.info, self.num_outputs, self.device = spec, info, num_outputs, device
         self.slots: list[Slot] = []
-        self.draws_globally: dict[Model, bool] = {}
+        self.draws_globally: dict[tuple[type, str], bool] = {}
         self.built = 0
         self.changed = True
 
     def refuse_without_noise(self) -> None:
         """Raise an error for a model whose networks draw no random numbers: all their noisy passes would be equal."""
-        for model in dict.fromkeys(self.spec.member_models):
+        for model in {_key(model): model for model in self.spec.member_models}.values():
             network = build_member(model, self.info.input_shape, self.num_outputs, self.spec.seed, member=0)
             if not draws_in_passes(network, self.info.input_shape):
                 what = f'all passes of a prediction would be equal: networks of model "{model.name}" draw no numbers'
@@ -81,9 +81,10 @@ class TrainingMembers:
         return self._slot(network, model, member)
 
     def _slot(self, network: nn.Module, model: Model, member: int) -> Slot:
-        if model not in self.draws_globally:
-            self.draws_globally[model] = draws_globally(network, self.info.input_shape)
-        return Slot(network.to(self.device), model, member, draws_globally=self.draws_globally[model])
+        key = _key(model)
+        if key not in self.draws_globally:
+            self.draws_globally[key] = draws_globally(network, self.info.input_shape)
+        return Slot(network.to(self.device), model, member, draws_globally=self.draws_globally[key])
 
     def keep_copy(self, member: int) -> int:
         """Insert a frozen copy of a member just before it; returns the copy's index."""
@@ -147,6 +148,11 @@ class TrainingMembers:
                     slot.optimizer_state.setdefault(name, {})[key] = moved
             slots.append(slot)
         self.slots, self.built, self.changed = slots, state["built"], True
+
+
+def _key(model: Model) -> tuple[type, str]:
+    """Equal for equal models; a model itself cannot be hashed if a parameter is a list or a dict."""
+    return type(model), model.model_dump_json()
 
 
 def draws_globally(network: nn.Module, input_shape: tuple[int, ...]) -> bool:

@@ -1,12 +1,12 @@
-"""The contract kit: what every plugin must keep to, as checks that read like a review when they fail.
+"""The contract kit: checks that every plugin must pass, whose failures read like a code review.
 
-In a test file of your own::
+In your test file::
 
     @pytest.mark.parametrize("check", contract(SoftMin(temperature=0.5)), ids=str)
     def test_contract(check):
         check()
 
-Names are imported when they are first used, because pytest loads the plugin in here whenever it starts.
+Names are imported on first use, because pytest loads the plugin in this package whenever it starts.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ensemblekit.testing.checks import Check, CheckResult, ContractError
+    from ensemblekit.testing.checks import Check, CheckResult
     from ensemblekit.testing.contracts import contract, run_contract
+    from ensemblekit.testing.reviews import ContractError
 
 __all__ = ["Check", "CheckResult", "ContractError", "contract", "run_contract"]
 
-_HOME_OF = {
+_MODULES = {
     "Check": "checks",
     "CheckResult": "checks",
-    "ContractError": "checks",
+    "ContractError": "reviews",
     "contract": "contracts",
     "run_contract": "contracts",
 }
@@ -31,9 +32,9 @@ _HOME_OF = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _HOME_OF:
+    if name not in _MODULES:
         raise AttributeError(f"module 'ensemblekit.testing' has no attribute {name!r}")
-    return getattr(import_module(f"ensemblekit.testing.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"ensemblekit.testing.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

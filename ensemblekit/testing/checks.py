@@ -1,249 +1,228 @@
-"""What a check is, and the review that its failure reads as: expected, got, where to look, how to mend it."""
+"""What a check and a contract are: methods marked with `@check`, on a class that holds one plugin.
+
+A contract reads like this::
+
+    class LossContract(PluginContract[Loss]):
+        kind = "loss"
+
+        @check("it returns one loss per sample")
+        def per_sample(self) -> None:
+            ...  # raise self.violation(expected, got, "per_sample", fix)
+
+        @check("its gradients are finite", needs=[per_sample])
+        def gradients(self) -> None:
+            ...
+"""
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from types import FunctionType
-from typing import Any
+from functools import cached_property, partial
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
 
-from ensemblekit.core.errors import EnsemblekitError, Problem
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.core.threads import one_thread
-from ensemblekit.spec.sections import Spec
+from ensemblekit.testing.reviews import ContractError, Skipped, location, review_of
 
-
-class ContractError(AssertionError):
-    """A plugin does not keep its contract; the message is a review of it."""
-
-    def __init__(self, expected: str, got: str, look_at: str, fix: str = "") -> None:
-        super().__init__(expected, got, look_at, fix)
-        self.expected, self.got, self.look_at, self.fix = expected, got, look_at, fix
-
-    def __str__(self) -> str:
-        parts = {"expected": self.expected, "got": self.got, "look at": self.look_at, "fix": self.fix}
-        return "\n".join(f"{label}: {text}" for label, text in parts.items() if text)
-
-
-class NotChecked(ContractError):
-    """A check that fails while another fails that it builds on: what it found says nothing new."""
-
-    def __init__(self, first: str) -> None:
-        super().__init__(f'"{first}" to hold', "a plugin of which it does not", "")
-        self.first = first
-
-    def __str__(self) -> str:
-        return f"not checked: {self.advice}"
-
-    @property
-    def advice(self) -> str:
-        return f'first mend "{self.first}"'
+P = TypeVar("P", bound=Plugin)
+Body = TypeVar("Body", bound=Callable[..., None])
+Reference: TypeAlias = "Callable[..., None] | type"
+"""A method marked with `@check` or `@requirement`, or a class that stands for all checks that it defines itself."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of one check."""
+    """The outcome of one check."""
 
     name: str
     passed: bool | None
-    """None: not checked, because a check that it builds on has failed."""
+    """None: skipped, because a check that it needs has failed."""
     message: str
-    """The review; empty if it passed."""
+    """The review of the plugin; empty if the check passed."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Check:
-    """One claim about a plugin: call it, and it raises a `ContractError` if the plugin does not keep it."""
+    """One claim about one plugin. Call it: it raises a `ContractError` if the claim does not hold."""
 
     name: str
     plugin: Plugin
-    examine: Callable[[], None] = field(repr=False)
+    body: Callable[[], None] = field(repr=False)
     needs: tuple[Check, ...] = field(default=(), repr=False)
-    """Checks that it builds on: if one of them fails, a failure of this one is not reported."""
+    """If one of these checks fails, a failure of this one says nothing new and counts as skipped."""
 
     def __str__(self) -> str:
         return self.name
 
     def __call__(self) -> None:
-        __tracebackhide__ = True  # pytest then shows the review and not how the kit came to it
+        """Run the check.
+
+        Raises:
+            ContractError: if the plugin breaks its contract; the message is a review.
+            Skipped: if a check that this one needs has failed. It is a `ContractError` too.
+        """
+        __tracebackhide__ = True  # pytest then shows the review and not the code of the kit
         try:
-            with _undisturbed():
-                self.examine()
+            with _isolated():
+                self.body()
         except (Exception, SystemExit) as error:
-            for check in self.needs:
-                if not check.is_kept:
-                    raise NotChecked(check.name) from None
+            # Asked only now: a check that passes does not depend on the others, and running them takes time.
+            for needed in self.needs:
+                if not needed.passed:
+                    raise Skipped(needed.name) from None
             if isinstance(error, ContractError):
                 raise error.with_traceback(None) from None
-            raise _crashed(error, type(self.plugin)) from error
+            raise review_of(error, type(self.plugin)) from error
 
     def result(self) -> CheckResult:
-        """Run the check and say what came of it; never raises."""
+        """Run the check without raising.
+
+        Returns:
+            Whether the check passed, failed or was skipped, its review, and the seconds that it took.
+        """
         start = time.perf_counter()
         passed: bool | None = True
         message = ""
         try:
             self()
-        except NotChecked as error:
+        except Skipped as error:
             passed, message = None, error.advice
         except ContractError as error:
             passed, message = False, str(error)
         return CheckResult(self.name, passed, message, time.perf_counter() - start)
 
     @cached_property
-    def is_kept(self) -> bool:
-        """Whether the plugin keeps it, found out once."""
+    def passed(self) -> bool:
+        """Whether the plugin passes this check, which is run once."""
         return self.result().passed is True
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave torch's generator, its threads and stdout as they were; work this small is fastest in one thread.
+def _isolated() -> Iterator[None]:
+    """Restore torch's random state and threads afterwards, and send to stderr whatever the plugin prints.
 
-    What a plugin prints goes to stderr: stdout is for the results.
+    Stdout is for results. Tensors this small are fastest in one thread.
     """
     with redirect_stdout(sys.stderr), one_thread(), torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(0)
         yield
 
 
-def look_at(plugin_class: type, member: str = "") -> str:
-    """Where a reader finds a hook or method of a plugin, or the plugin itself: `SoftMin.member_loss, softmin.py:23`."""
-    function = inspect.getattr_static(plugin_class, member, None) if member else None
-    function = getattr(function, "fget", function)  # of a property
-    if isinstance(function, FunctionType):
-        file, line = function.__code__.co_filename, function.__code__.co_firstlineno
-        return f"{plugin_class.__name__}.{member}, {_readable_path(file)}:{line}"
-    try:
-        file, line = inspect.getsourcefile(plugin_class) or "", inspect.getsourcelines(plugin_class)[1]
-    except (OSError, TypeError):  # made without a file, as in an interpreter
-        return f"{plugin_class.__module__}.{plugin_class.__qualname__}"
-    return f"{plugin_class.__name__}, {_readable_path(file)}:{line}"
+@dataclass(frozen=True)
+class _Mark:
+    """What `@check` and `@requirement` note on a method."""
+
+    name: str
+    needs: Sequence[Reference] = ()
+    for_each: Sequence[str] = ()
+    listed: bool = True
 
 
-def _readable_path(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+def check(name: str, *, needs: Sequence[Reference] = (), for_each: Sequence[str] = ()) -> Callable[[Body], Body]:
+    """Mark a method of a contract as a check.
+
+    Args:
+        name: The claim, as users read it in tables and in pytest. With `for_each` it contains `{}` for the value.
+        needs: Checks on which this one builds. If one of them fails, a failure of this one counts as skipped.
+        for_each: Make one check for each of these values, which the method takes as its argument.
+
+    Returns:
+        A decorator that leaves the method callable as before.
+    """
+    return _marked(_Mark(name, needs, for_each))
 
 
-def _crashed(error: BaseException, plugin_class: type) -> ContractError:
-    """The review of something that was raised instead of an answer."""
-    if not isinstance(error, EnsemblekitError):
-        got = f"{type(error).__name__}: {str(error).strip()}"
-        return ContractError("an answer", got, innermost(error, plugin_class) or look_at(plugin_class))
-    hook = re.search(r'hook "(\w+)"', error.what)
-    where = innermost(error, plugin_class) or look_at(plugin_class, hook[1] if hook else "")
-    if error.where.startswith("expected "):
-        return ContractError(error.where.removeprefix("expected "), error.what, where, error.fix)
-    said = "; ".join(part for part in (error.what, error.where) if part)
-    return ContractError("an answer", f"{type(error).__name__}: {said}", where, error.fix)
+def requirement(of: Callable[..., None]) -> Callable[[Body], Body]:
+    """Mark a method as the part of a check that other checks need; it is not listed as a check itself.
+
+    Args:
+        of: The whole check, whose name users read if this part fails.
+
+    Returns:
+        A decorator that leaves the method callable as before.
+    """
+    return _marked(_Mark(_mark(of).name, _mark(of).needs, listed=False))
 
 
-def innermost(error: BaseException, plugin_class: type) -> str:
-    """The last line of the plugin's own files that ran; "" if none of them did."""
-    files = set()
-    for base in plugin_class.__mro__:
-        if not base.__module__.startswith(("ensemblekit.", "pydantic", "builtins", "abc")) or base is plugin_class:
-            try:
-                files.add(inspect.getsourcefile(base))
-            except TypeError:  # built in, or made without a file
-                continue
-    cause: BaseException | None = error
-    place = ""
-    while cause is not None:
-        for frame in traceback.extract_tb(cause.__traceback__):
-            if frame.filename in files:
-                place = f"{frame.name}(), {_readable_path(frame.filename)}:{frame.lineno}: {frame.line}"
-        cause = cause.__cause__
-    return place
+def _marked(mark: _Mark) -> Callable[[Body], Body]:
+    def decorate(body: Body) -> Body:
+        vars(body)["_mark"] = mark
+        return body
+
+    return decorate
 
 
-def form(value: object) -> str:
-    """What kind of thing a value is: dtype, shape and device of a tensor, else its type."""
-    if not isinstance(value, Tensor):
-        return "None" if value is None else f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
+def _mark(body: Callable[..., None]) -> _Mark:
+    mark: _Mark = vars(body)["_mark"]
+    return mark
 
 
-@contextmanager
-def on_meta_too(device: str | torch.device, plugin_class: type, member: str) -> Iterator[None]:
-    """On the meta device what is raised is a fault of its own kind, since the same has worked on the CPU before."""
-    try:
-        yield
-    except Exception as error:
-        if torch.device(device).type != "meta" or isinstance(error, ContractError):
-            raise
-        raise ContractError(
-            "an answer on the meta device too, where tensors have a shape and no values: it is tried there because "
-            "reading values back makes a GPU wait",
-            f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-            innermost(error, plugin_class) or look_at(plugin_class, member),
-            "use torch's functions alone: no .item(), no if or float() of a tensor, no NumPy; "
-            "create tensors on the arguments' device",
-        ) from error
+class Contract(Generic[P]):
+    """The checks of one plugin; subclasses define them as methods marked with `@check`."""
+
+    kind: ClassVar[str]
+    """The kind of plugin that a subclass is for."""
+
+    def __init__(self, plugin: P) -> None:
+        self.plugin = plugin
+        self.plugin_class = type(plugin)
+        self._checks: dict[str, list[Check]] = {}
+
+    def checks(self) -> list[Check]:
+        """All checks of the plugin: those of base classes first, then in the order of their definition."""
+        return self.select(*_bases_first(type(self)))
+
+    def select(self, *references: Reference) -> list[Check]:
+        """The checks that marked methods, or classes with marked methods, stand for."""
+        checks: list[Check] = []
+        for reference in references:
+            bodies = _listed(reference) if isinstance(reference, type) else [reference]
+            checks += [check for body in bodies for check in self._checks_of(body)]
+        return checks
+
+    def violation(self, expected: str, got: str, member: str = "", fix: str = "") -> ContractError:
+        """The error for a plugin that breaks its contract.
+
+        Args:
+            expected: What the contract asks for.
+            got: What the plugin does instead.
+            member: The plugin's method or property to look at; the class itself if empty.
+            fix: What to do about it; left out of the review if empty.
+        """
+        return ContractError(expected, got, location(self.plugin_class, member), fix)
+
+    def _checks_of(self, body: Callable[..., None]) -> list[Check]:
+        """The checks of one marked method, made once so that what they have found is shared by those that need them."""
+        key = body.__name__
+        if key not in self._checks:
+            mark = _mark(body)
+            needs = tuple(self.select(*mark.needs))
+            bound = partial(body, self)
+            self._checks[key] = [
+                Check(mark.name.format(value), self.plugin, partial(bound, value), needs) for value in mark.for_each
+            ] or [Check(mark.name, self.plugin, bound, needs)]
+        return self._checks[key]
 
 
-def asked_gently(plugin_class: type, member: str, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What a hook answers, if it leaves its arguments as they are."""
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor) and not value.is_meta}
-    before = {name: (value.clone(), value._version) for name, value in tensors.items()}
-    answer = call(**arguments)
-    for name, value in tensors.items():
-        copy, version = before[name]
-        wrong = difference(value, copy, 0.0)  # changes of .data leave the version as it is
-        if wrong or value._version != version:
-            raise ContractError(
-                f"{name} to be after the call what it was before: others are given it too",
-                f"{name} changed in place: {wrong or 'to the same values this time'}",
-                look_at(plugin_class, member),
-                f"work on a copy: {name} - shift rather than {name}.sub_(shift) or {name} -= shift",
-            )
-    return answer
+def _bases_first(contract_class: type) -> list[type]:
+    """A class and all its bases, each after its own bases and in the order of the class statement."""
+    classes: list[type] = []
+    for base in contract_class.__bases__:
+        classes += [other for other in _bases_first(base) if other not in classes]
+    return [*classes, contract_class]
 
 
-def problems_of(plugin: Plugin, spec: Spec) -> list[Problem]:
-    """What a plugin has against a spec."""
-    problems: object = plugin.check_spec(spec)
-    if not isinstance(problems, Iterable):
-        where = look_at(type(plugin), "check_spec")
-        fix = "yield a Problem for each thing that is wrong, or return () if nothing is"
-        raise ContractError("problems from check_spec()", form(problems), where, fix)
-    return list(problems)
-
-
-def takes(function: Callable[..., object], *arguments: object) -> bool:
-    """Whether a function can be called with these arguments."""
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def difference(found: Tensor, expected: Tensor, tolerance: float) -> str:
-    """In words how two tensors differ by more than the tolerance (relative to the largest); "" if they do not."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return f"{form(found)} instead of {form(expected)}"
-    if not expected.numel() or torch.equal(found, expected):
-        return ""
-    largest = max(1.0, float(expected.abs().max()))
-    if torch.allclose(found, expected, rtol=tolerance, atol=tolerance * largest):
-        return ""
-    apart = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf)
-    worst = tuple(int(index) for index in torch.unravel_index(apart.argmax(), apart.shape))
-    at = f" at {list(worst)}" if worst else ""
-    left, right = float(found[worst]), float(expected[worst])
-    digits = 6 if f"{left:.6g}" != f"{right:.6g}" else 17
-    return f"{left:.{digits}g} instead of {right:.{digits}g}{at}"
+def _listed(contract_class: type) -> list[Callable[..., None]]:
+    """The checks that a class defines itself."""
+    return [
+        value
+        for value in vars(contract_class).values()
+        if "_mark" in getattr(value, "__dict__", ()) and _mark(value).listed
+    ]

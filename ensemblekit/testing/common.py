@@ -1,91 +1,74 @@
-"""What holds for plugins of every kind: they are described, and a spec can say exactly what they are."""
+"""The contract of every plugin: it is documented, a spec can describe it, and its hooks exist."""
 
 from __future__ import annotations
 
 import tomllib
-from functools import partial
+from typing import Generic
 
 import tomli_w
 
 from ensemblekit.core.errors import PluginError
 from ensemblekit.core.hooks import verify_hooks
 from ensemblekit.core.parameters import parameters
-from ensemblekit.core.plugin import Plugin
-from ensemblekit.testing.checks import Check, ContractError, look_at
-
-HOOKS_ARE_KNOWN = "hooks exist and name only known arguments"
+from ensemblekit.testing.checks import Contract, P, check
 
 
-def common_checks(plugin: Plugin) -> list[Check]:
-    """The checks of any plugin."""
-    claims = {
-        "its description is one sentence": description,
-        "every parameter is described": parameter_descriptions,
-        "a spec says exactly what it is": spec_round_trip,
-        HOOKS_ARE_KNOWN: known_hooks,
-    }
-    return [Check(name, plugin, partial(function, plugin)) for name, function in claims.items()]
+class PluginContract(Contract[P], Generic[P]):
+    """The checks that plugins of all kinds share."""
 
+    @check("its description is one sentence")
+    def description(self) -> None:
+        """`list` and `inspect` print the first line of the docstring."""
+        first = (self.plugin_class.__doc__ or "").strip().partition("\n")[0]
+        if not first.endswith(".") or len(first.split()) < 2:
+            raise self.violation(
+                "a docstring whose first line is a sentence that ends with a full stop",
+                f'"{first}"' if first else "no docstring",
+                fix="say in one line what the plugin does; `ensemblekit list` prints that line",
+            )
 
-def description(plugin: Plugin) -> None:
-    """`list` and `inspect` print the docstring's first line."""
-    cls = type(plugin)
-    first = (cls.__doc__ or "").strip().partition("\n")[0]
-    if not first.endswith(".") or len(first.split()) < 2:
-        raise ContractError(
-            "a docstring whose first line is a sentence, with its full stop on that line",
-            f'"{first}"' if first else "no docstring",
-            look_at(cls),
-            "`ensemblekit list` prints that line: say there what the plugin does",
-        )
+    @check("every parameter is described")
+    def parameter_descriptions(self) -> None:
+        """`inspect`, the schema and error messages show the description of a parameter."""
+        bare = [parameter.name for parameter in parameters(self.plugin_class) if not parameter.description.strip()]
+        if bare:
+            raise self.violation(
+                "a description for every parameter",
+                f"no description for {', '.join(bare)}",
+                fix=f'write {bare[0]}: … = Field(…, description="…")',
+            )
 
+    @check("it round-trips through a spec")
+    def spec_round_trip(self) -> None:
+        """A run writes its spec and reads it back when it is resumed."""
+        table = self.plugin.to_table()
+        read = dict(tomllib.loads(tomli_w.dumps(table)))
+        name = read.pop("name", None)
+        if name != self.plugin.name:
+            got = "no name" if name is None else f'the name "{name}"'
+            raise self.violation(f'a table with name = "{self.plugin.name}"', got, "to_table")
+        restored = self.plugin_class.from_table(read).named(self.plugin.name)
+        if restored.model_dump() != self.plugin.model_dump() or restored.to_table() != table:
+            raise self.violation(
+                f"an equal plugin when its table is written as TOML and read back: {self.plugin!r}",
+                repr(restored),
+                fix="let validators accept what to_table() writes, and leave it unchanged",
+            )
 
-def parameter_descriptions(plugin: Plugin) -> None:
-    """`inspect`, the schema and error messages tell what each parameter is for."""
-    cls = type(plugin)
-    bare = [parameter.name for parameter in parameters(cls) if not parameter.description.strip()]
-    if bare:
-        raise ContractError(
-            "a description of every parameter",
-            f"none of {', '.join(bare)}",
-            look_at(cls),
-            f'write {bare[0]}: … = Field(…, description="…")',
-        )
+    @check("its hooks exist and take only known arguments")
+    def known_hooks(self) -> None:
+        """A misspelt hook would never be called."""
+        try:
+            verify_hooks(self.plugin_class, self.plugin.name)
+        except PluginError as error:
+            expected = "hooks and arguments that are listed in ensemblekit.core.hookspecs"
+            raise self.violation(expected, error.what, fix=error.fix) from None
 
-
-def spec_round_trip(plugin: Plugin) -> None:
-    """What is written to a run's spec must be read back as the same plugin."""
-    cls = type(plugin)
-    table = plugin.to_table()
-    text = tomli_w.dumps(table)
-    read = dict(tomllib.loads(text))
-    name = read.pop("name", None)
-    if name != plugin.name:
-        got = "no name" if name is None else f'the name "{name}"'
-        raise ContractError(f'a table with name = "{plugin.name}"', got, look_at(cls, "to_table"))
-    again = cls.from_table(read).named(plugin.name)
-    if again.model_dump() != plugin.model_dump() or again.to_table() != table:
-        raise ContractError(
-            f"the plugin that its own table describes, read back from TOML: {plugin!r}",
-            repr(again),
-            look_at(cls),
-            "let validators accept what to_table() writes and leave it as it is",
-        )
-
-
-def known_hooks(plugin: Plugin) -> None:
-    """A misspelt hook would never be called."""
-    try:
-        verify_hooks(type(plugin), plugin.name)
-    except PluginError as error:
-        what = error.what.partition(": ")[2] or error.what
-        raise ContractError("hooks as in ensemblekit.core.hookspecs", what, look_at(type(plugin)), error.fix) from None
-
-
-def hooks_are_known(plugin: Plugin) -> bool:
-    """Whether the plugin can be registered at all; nothing else about its hooks can be asked if not."""
-    try:
-        verify_hooks(type(plugin), plugin.name)
-    except PluginError:
-        return False
-    return True
+    @property
+    def hooks_are_known(self) -> bool:
+        """Whether the plugin's hooks can be registered; if not, none of them can be called."""
+        try:
+            verify_hooks(self.plugin_class, self.plugin.name)
+        except PluginError:
+            return False
+        return True

@@ -1,60 +1,69 @@
-"""The entry of the kit: a plugin of any kind, and the checks that it must pass."""
+"""The entry points of the kit: the checks of a plugin of any kind."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
+from typing import Any
 
 from pydantic import ValidationError
 
 from ensemblekit.core.errors import EnsemblekitError, UsageError
-from ensemblekit.core.losses import Loss
 from ensemblekit.core.parameters import parameters
-from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin
+from ensemblekit.core.plugin import Plugin
 from ensemblekit.testing.checks import Check, CheckResult
-from ensemblekit.testing.common import common_checks
-from ensemblekit.testing.dataset import dataset_checks
-from ensemblekit.testing.extension import extension_checks
-from ensemblekit.testing.loss import loss_checks
-from ensemblekit.testing.method import method_checks
-from ensemblekit.testing.model import model_checks
+from ensemblekit.testing.common import PluginContract
+from ensemblekit.testing.dataset import DatasetContract
+from ensemblekit.testing.extension import ExtensionContract
+from ensemblekit.testing.loss import LossContract
+from ensemblekit.testing.method import MethodContract
+from ensemblekit.testing.model import ModelContract
+
+CONTRACTS: dict[str, type[PluginContract[Any]]] = {
+    contract_class.kind: contract_class
+    for contract_class in (MethodContract, ModelContract, DatasetContract, LossContract, ExtensionContract)
+}
+"""The contract of each kind of plugin."""
 
 
 def contract(plugin: Plugin | type[Plugin]) -> list[Check]:
-    """The checks of a plugin: call each, and it raises a `ContractError` if the plugin does not keep it.
+    """List the checks of a plugin.
 
-    A class stands for its default parameters; give an instance if it has required ones.
+    Args:
+        plugin: A plugin, or a plugin class, which stands for its default parameters.
+
+    Returns:
+        The checks, in a fixed order. Call each: it raises a `ContractError` if the plugin breaks its contract.
+
+    Raises:
+        UsageError: if the argument is not a plugin, or is a class with required parameters.
     """
-    instance = plugin if isinstance(plugin, Plugin) else with_defaults(plugin)
-    checks = common_checks(instance)
-    if isinstance(instance, Method):
-        checks += method_checks(instance)
-    if isinstance(instance, Model):
-        checks += model_checks(instance)
-    if isinstance(instance, Dataset):
-        checks += dataset_checks(instance)
-    if isinstance(instance, Extension):
-        checks += extension_checks(instance)
-    if isinstance(instance, Loss):
-        checks += loss_checks(instance)
-    return checks
+    if getattr(plugin, "kind", None) not in CONTRACTS:
+        what = f"{plugin!r} is neither a plugin nor a plugin class"
+        raise UsageError(what, "contract()", f"give a plugin of one of these kinds: {', '.join(CONTRACTS)}")
+    instance = plugin if isinstance(plugin, Plugin) else _with_defaults(plugin)
+    return CONTRACTS[instance.kind](instance).checks()
 
 
 def run_contract(plugin: Plugin | type[Plugin]) -> list[CheckResult]:
-    """What comes of each check of a plugin; a check that fails or crashes is a result like any other."""
+    """Run all checks of a plugin.
+
+    Args:
+        plugin: A plugin, or a plugin class, which stands for its default parameters.
+
+    Returns:
+        The result of each check. A failure is a result like any other: nothing is raised.
+    """
     try:
         with redirect_stdout(sys.stderr):
             checks = contract(plugin)
     except EnsemblekitError as error:
-        return [CheckResult("it can be made", False, str(error), 0.0)]
+        return [CheckResult("it can be constructed", False, str(error), 0.0)]
     return [check.result() for check in checks]
 
 
-def with_defaults(plugin_class: type[Plugin]) -> Plugin:
-    """An instance with the default parameters, or a `UsageError` that names those that have none."""
-    if not (isinstance(plugin_class, type) and issubclass(plugin_class, Plugin)):
-        what = f"{plugin_class!r} is neither a plugin nor a plugin class"
-        raise UsageError(what, "contract()", "give an ensemblekit.Method, Model, Dataset, Extension or Loss")
+def _with_defaults(plugin_class: type[Plugin]) -> Plugin:
+    """An instance with the default parameters."""
     required = [parameter.name for parameter in parameters(plugin_class) if parameter.required]
     name = plugin_class.__name__
     if required:
@@ -63,5 +72,6 @@ def with_defaults(plugin_class: type[Plugin]) -> Plugin:
         raise UsageError(what, "contract()", f"give an instance: contract({name}({example}))")
     try:
         return plugin_class()
-    except (TypeError, ValidationError) as error:  # abstract, or defaults that its own validators refuse
-        raise UsageError(f"{name} cannot be made with its defaults: {error}", "contract()", "mend the class") from error
+    except (TypeError, ValidationError) as error:  # abstract, or defaults that its own validators reject
+        what = f"{name} cannot be constructed with its default parameters: {error}"
+        raise UsageError(what, "contract()", "fix the class") from error

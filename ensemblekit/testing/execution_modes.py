@@ -1,4 +1,4 @@
-"""The ways in which engines and exporters run a network, each as a function that raises if the network cannot."""
+"""The execution modes of engines and exporters, each as a function that raises if a network does not support it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ensemblekit.testing.checks import difference
+from ensemblekit.testing.reviews import mismatch
 
 Members = list[nn.Module]
 PRECISE, ROUGH = 1e-7, 1e-3
-"""What two ways may differ by in float64 and in float32."""
+"""Relative tolerance between two execution modes in float64 and in float32."""
 
 
-class OtherNumbers(AssertionError):
-    """A network runs in some way, and computes something else than it should."""
+class WrongNumbers(AssertionError):
+    """A network runs in an execution mode, but computes something else than it should."""
 
 
 def run_meta(members: Members, inputs: Tensor) -> None:
@@ -29,44 +29,44 @@ def run_meta(members: Members, inputs: Tensor) -> None:
 
 
 def run_channels_last(members: Members, inputs: Tensor) -> None:
-    """Images whose channels are innermost in memory give the same numbers; other inputs have no such form."""
+    """Images in channels-last memory format give the same numbers; other inputs have no such format."""
     if inputs.ndim != 4:
         return
     [network], inputs = in_float64(members[:1], inputs)
     expected = copy.deepcopy(network)
     network.to(memory_format=torch.channels_last)
     outputs = network(inputs.to(memory_format=torch.channels_last))
-    found = _gradients(network, outputs)
-    if not is_random(expected, inputs):
+    gradients = _gradients(network, outputs)
+    if not is_stochastic(expected, inputs):
         plain = expected(inputs)
         _compare(outputs, plain, "outputs")
-        for name, left, right in zip(_names(network), found, _gradients(expected, plain), strict=True):
+        for name, left, right in zip(_names(network), gradients, _gradients(expected, plain), strict=True):
             _compare(left, right, f"the gradient of {name}")
 
 
 def run_autocast(members: Members, inputs: Tensor) -> None:
-    """Forward and backward in bfloat16 where torch chooses it, with finite gradients."""
+    """Forward and backward under autocast to bfloat16, with finite gradients."""
     network = members[0]
     with torch.autocast("cpu", torch.bfloat16):
         outputs = network(inputs)
     for name, gradient in zip(_names(network), _gradients(network, outputs.float()), strict=True):
         if not bool(gradient.isfinite().all()):
-            raise OtherNumbers(f"the gradient of {name} is not finite")
+            raise WrongNumbers(f"the gradient of {name} is not finite")
 
 
 def run_vmap(members: Members, inputs: Tensor) -> None:
-    """Members stacked by torch.func compute, and learn, what each computes by itself.
+    """Members stacked by torch.func have the outputs and gradients of members that run one by one.
 
-    Members that draw random numbers must draw different ones, also if their weights are equal.
+    Stochastic members must sample different noise, even if their weights are equal.
     """
     members, inputs = in_float64(members, inputs)
-    if is_random(copy.deepcopy(members[0]), inputs):
+    if is_stochastic(copy.deepcopy(members[0]), inputs):
         for member in members[1:]:
             member.load_state_dict(members[0].state_dict())
         outputs, parameters, _ = run_stacked(members, inputs)
         torch.autograd.grad(outputs.square().sum(), list(parameters.values()), allow_unused=True)
         if torch.equal(outputs[0], outputs[1]):
-            raise OtherNumbers("stacked members with equal weights draw the same random numbers")
+            raise WrongNumbers("stacked members with equal weights sample the same noise")
         return
     perturb(members)
     single = copy.deepcopy(members)
@@ -75,37 +75,40 @@ def run_vmap(members: Members, inputs: Tensor) -> None:
     for index, member in enumerate(single):
         expected = member(inputs)
         _compare(outputs[index], expected, f"outputs of member {index}")
-        for name, found, right in zip(parameters, stacked, _gradients(member, expected), strict=True):
-            if found is not None:
-                _compare(found[index], right, f"the gradient of {name} of member {index}")
+        for name, gradient, right in zip(parameters, stacked, _gradients(member, expected), strict=True):
+            if gradient is not None:
+                _compare(gradient[index], right, f"the gradient of {name} of member {index}")
         for name, buffer in member.named_buffers():
             _compare(buffers[name][index], buffer, f"buffer {name} of member {index}")
 
 
 def run_export(members: Members, inputs: Tensor) -> None:
-    """The network in evaluation, exported by torch.export, gives the same outputs."""
+    """The network in evaluation mode, exported by torch.export, gives the same outputs."""
     network = members[0]
     network.eval()
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about itself
+        warnings.simplefilter("ignore")  # torch.export warns about its own code
         exported = torch.export.export(network, (inputs,))
         _compare(exported.module()(inputs), network(inputs), "outputs")
 
 
-WAYS: dict[str, Callable[[Members, Tensor], None]] = {
+EXECUTION_MODES: dict[str, Callable[[Members, Tensor], None]] = {
     "vmap": run_vmap,
     "channels_last": run_channels_last,
     "autocast": run_autocast,
     "meta": run_meta,
     "export": run_export,
 }
+"""The keys that `Model.unsupported` may return, and how each mode is tried: on two members and a batch of inputs."""
 
 
 def run_stacked(members: Members, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs (M, B, C), the stacked parameters that learn, and the buffers as one training step leaves them."""
+    """Outputs (M, B, C), the stacked trainable parameters, and the stacked buffers after one pass in training mode."""
     parameters = {
-        name: torch.stack([member.get_parameter(name).detach() for member in members]).requires_grad_(own.requires_grad)
-        for name, own in members[0].named_parameters()
+        name: torch.stack([member.get_parameter(name).detach() for member in members]).requires_grad_(
+            first.requires_grad
+        )
+        for name, first in members[0].named_parameters()
     }
     buffers = {
         name: torch.stack([member.get_buffer(name) for member in members]) for name, _ in members[0].named_buffers()
@@ -123,7 +126,7 @@ def run_stacked(members: Members, inputs: Tensor) -> tuple[Tensor, dict[str, Ten
 
 
 def in_float64(members: Members, inputs: Tensor) -> tuple[Members, Tensor]:
-    """Networks and inputs in float64, where rounding cannot be mistaken for a fault; as they are if they cannot."""
+    """Networks and inputs in float64, where rounding is not mistaken for a fault; unchanged if float32 only."""
     precise = [copy.deepcopy(member).double() for member in members]
     try:
         with torch.no_grad():
@@ -133,14 +136,14 @@ def in_float64(members: Members, inputs: Tensor) -> tuple[Members, Tensor]:
     return precise, inputs.double()
 
 
-def is_random(network: nn.Module, inputs: Tensor) -> bool:
-    """Whether two passes in training differ; leaves changed statistics behind."""
+def is_stochastic(network: nn.Module, inputs: Tensor) -> bool:
+    """Whether two passes in training mode differ; updates the running statistics."""
     with torch.no_grad():
         return not torch.equal(network(inputs), network(inputs))
 
 
 def perturb(members: Members) -> None:
-    """Move away from the start, where a batch norm neither scales nor shifts and a sign of zero is rounding."""
+    """Move away from the initial weights, where a batch norm does nothing and the sign of a zero is rounding."""
     with torch.no_grad():
         for parameter in (parameter for member in members for parameter in member.parameters()):
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
@@ -151,16 +154,16 @@ def _names(network: nn.Module) -> list[str]:
 
 
 def _gradients(network: nn.Module, outputs: Tensor) -> list[Tensor]:
-    """The gradient of each parameter; zeros for one that has no part in the outputs."""
+    """The gradient of each trainable parameter; zeros for one that the outputs do not depend on."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True)
+    gradients = torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True)
     return [
         torch.zeros_like(parameter) if gradient is None else gradient
-        for parameter, gradient in zip(parameters, found, strict=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
 
 
-def _compare(found: Tensor, expected: Tensor, what: str) -> None:
+def _compare(actual: Tensor, expected: Tensor, label: str) -> None:
     tolerance = PRECISE if expected.dtype == torch.float64 else ROUGH
-    if wrong := difference(found.detach(), expected.detach(), tolerance):
-        raise OtherNumbers(f"{what}: {wrong}")
+    if wrong := mismatch(actual.detach(), expected.detach(), tolerance):
+        raise WrongNumbers(f"{label}: {wrong}")

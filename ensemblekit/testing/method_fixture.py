@@ -1,4 +1,4 @@
-"""A method on the bench: outputs to give it, a loss and a spec that it accepts, its hooks one by one."""
+"""What the checks of a method share: a spec that it accepts, outputs and targets, and calls of its hooks."""
 
 from __future__ import annotations
 
@@ -15,75 +15,68 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.core.errors import Problem
 from ensemblekit.core.hooks import implemented_hooks
 from ensemblekit.core.losses import MSE, CrossEntropy, Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Method
+from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.spec.sections import EnsembleSection, Spec
-from ensemblekit.testing.checks import ContractError, look_at, problems_of
-from ensemblekit.testing.toy_run import NUM_CLASSES, NUM_TRAIN, NUM_VALUES, registry_with, tiny_spec
+from ensemblekit.testing.common import PluginContract
+from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS
+from ensemblekit.testing.reviews import spec_problems
+from ensemblekit.testing.toy_run import NUM_CLASSES, NUM_TRAIN, NUM_VALUES, toy_registry, toy_spec
 
 BATCH = 4
 MEMBERS = (3, 2, 4)
-"""Tried in turn: a method may be for an even number of members only, or for few."""
-HOOKS_OF_THE_OBJECTIVE = ("combine", "member_loss", "ensemble_loss", "select_members")
-HOOKS_THAT_ANSWER = (
-    *HOOKS_OF_THE_OBJECTIVE,
-    "fit_combiner",
-    "second_inputs",
-    "sample_weights",
-    "members_at_start",
-    "passes",
-    "learning_rate",
-)
-FEW_EPOCHS, MOST_EPOCHS = 4, 512
+"""Tried in turn: a method may need an even number of members, or few of them."""
+MIN_EPOCHS, MAX_EPOCHS = 2, 512
 TASKS: tuple[tuple[Loss, bool], ...] = ((CrossEntropy(), False), (MSE(), False), (MSE(), True))
-"""Tried in turn, with whether it is regression: a method may be for one of them only."""
+"""Tried in turn: a loss, and whether the task is regression. A method may support only one of them."""
 
 
-class MethodBench:
-    """A method and everything to try it with."""
+class MethodFixture(PluginContract[Method]):
+    """A method, and everything that is needed to call its hooks and to train with it."""
 
-    def __init__(self, method: Method) -> None:
-        self.method = method
-        self.method_class = type(method)
-        self.registry = registry_with(method)
+    kind = "method"
+
+    @cached_property
+    def registry(self) -> Registry:
+        return toy_registry(self.plugin)
 
     @property
     def members(self) -> int:
-        """How many members it works with."""
+        """A number of members that the method accepts."""
         return self.spec.ensemble.members
 
     @cached_property
     def spec(self) -> Spec:
-        """The smallest run that the method has nothing against."""
-        required = self.method.required_members()
+        """The shortest toy run that the method accepts."""
+        required = self.plugin.required_members()
         sizes = MEMBERS if required is None else (required,)
         for members, task in product(sizes, TASKS):
-            works = partial(self._works, members=members, task=task)
-            if works(MOST_EPOCHS):
-                # the fewest epochs that will do: a method may have a use for many
-                epochs = 1 + bisect_left(range(1, MOST_EPOCHS + 1), True, key=works)
-                return self._spec(max(epochs, FEW_EPOCHS), members, *task)
+            accepted = partial(self._accepts_run, members=members, task=task)
+            if accepted(MAX_EPOCHS):
+                # a method may need a minimum number of epochs, for example one per cycle
+                epochs = 1 + bisect_left(range(1, MAX_EPOCHS + 1), True, key=accepted)
+                return self._spec(max(epochs, MIN_EPOCHS), members, *task)
         tried = ", ".join(map(str, sizes))
-        problems = [self._problems(self._spec(MOST_EPOCHS, members, *TASKS[0])) for members in sizes]
+        problems = [spec_problems(self.plugin, self._spec(MAX_EPOCHS, members, *TASKS[0])) for members in sizes]
         why = ", as required_members() says" if required else ""
-        raise ContractError(
-            f"check_spec() to accept some run of {MOST_EPOCHS} epochs, for {NUM_CLASSES} classes or for values",
+        raise self.violation(
+            f"check_spec() to accept a run of {MAX_EPOCHS} epochs, for classification or regression",
             "; ".join(dict.fromkeys(str(problem) for found in problems for problem in found)),
-            look_at(self.method_class, "check_spec"),
-            f"refuse only what cannot work; tried were {tried} members{why}, with cross-entropy and the squared error; "
-            "a number of members that the parameters imply is what required_members() is for",
+            "check_spec",
+            f"reject only what cannot work (tried: {tried} members{why}, with cross-entropy and the squared error); "
+            "if the parameters imply a number of members, return it from required_members()",
         )
 
-    def accepts(self, members: int) -> bool:
-        """Whether the method has nothing against so many members in the run of the bench."""
-        return not self._problems(replace(self.spec, ensemble=EnsembleSection(members=members)))
+    def accepts_members(self, members: int) -> bool:
+        """Whether the method accepts this number of members in its toy run."""
+        return not spec_problems(self.plugin, replace(self.spec, ensemble=EnsembleSection(members=members)))
 
-    def _works(self, epochs: int, members: int, task: tuple[Loss, bool]) -> bool:
-        return not self._problems(self._spec(epochs, members, *task))
+    def _accepts_run(self, epochs: int, members: int, task: tuple[Loss, bool]) -> bool:
+        return not spec_problems(self.plugin, self._spec(epochs, members, *task))
 
     def _spec(self, epochs: int, members: int, loss: Loss, regression: bool) -> Spec:
         changes = {
@@ -92,94 +85,107 @@ class MethodBench:
             "training.loss": loss.name,
             "data.regression": regression,
             "ensemble.members": members,
-            # one that makes noisy passes needs a network with noise
-            "model.dropout": 0.5 if self.hooks(["passes"]) else 0.0,
+            # Monte-Carlo passes need a stochastic network
+            "model.dropout": 0.5 if self.implemented(["passes"]) else 0.0,
         }
-        return replace(tiny_spec(self.registry, changes), methods=(self.method,))
-
-    def _problems(self, spec: Spec) -> list[Problem]:
-        return problems_of(self.method, spec)
+        return replace(toy_spec(self.registry, changes), methods=(self.plugin,))
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective([self.method], self.spec.loss)
+        """The objective of the method alone."""
+        return Objective([self.plugin], self.spec.loss)
 
-    def hooks(self, names: Iterable[str] = HOOKS_OF_THE_OBJECTIVE) -> list[str]:
+    def implemented(self, hooks: Iterable[str] = OBJECTIVE_HOOKS) -> list[str]:
         """Those of the named hooks that the method implements."""
-        implemented = implemented_hooks(self.method_class)
-        return [name for name in names if name in implemented]
+        return [hook for hook in hooks if hook in self.hooks]
+
+    @cached_property
+    def hooks(self) -> dict[str, Callable[..., Any]]:
+        """The hooks that the method implements."""
+        return implemented_hooks(self.plugin_class)
 
     def outputs(self, members: int | None = None) -> Tensor:
-        """Member outputs (M, B, C) of ordinary size, float64."""
+        """Random member outputs (M, B, C), float64."""
         num_outputs = self.spec.loss.num_outputs(self.spec.data.info) if self.spec.data.info else NUM_CLASSES
         shape = (members or self.members, BATCH, num_outputs)
         return torch.randn(shape, generator=generator(0, "contract", "outputs"), dtype=torch.float64)
 
-    def target(self) -> Tensor:
-        """A target for each sample, in the form of the spec's task."""
+    def target(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Targets of B samples for the task of the spec; real values have this dtype."""
         random = generator(0, "contract", "target")
         if self.spec.data.info is not None and self.spec.data.info.task == "regression":
-            return torch.randn(BATCH, NUM_VALUES, generator=random, dtype=torch.float64)
+            return torch.randn(BATCH, NUM_VALUES, generator=random, dtype=torch.float64).to(dtype)
         return torch.randint(NUM_CLASSES, (BATCH,), generator=random)
 
-    def answer(self, hook: str, outputs: Tensor, target: Tensor) -> Any:
-        """What the method itself answers to a hook of the objective."""
-        return self.ask(hook, **self.arguments(hook, outputs, target))
-
     def arguments(self, hook: str, outputs: Tensor, target: Tensor) -> dict[str, Any]:
-        """What a hook of the objective is given."""
+        """The arguments of a hook of the objective in training, where no combiner is fitted yet."""
         arguments = {"outputs": outputs, "num_members": len(outputs), "target": target, "loss": self.spec.loss}
-        arguments["fitted"] = None  # as in training
+        arguments["fitted"] = None
         if hook != "combine":
             arguments["combined"] = self.objective.hooks.hook.combine(**arguments)
         return arguments
 
-    def answers(self, hook: str) -> Iterator[Any]:
-        """What the method itself answers to any hook, in calls such as those of a run."""
-        if hook in HOOKS_OF_THE_OBJECTIVE:
-            yield self.answer(hook, self.outputs(), self.target())
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """The method's own result of a hook; arguments that it does not name are left out."""
+        return getattr(self.plugin, hook)(**{name: arguments[name] for name in self._names(hook)})
+
+    def _names(self, hook: str) -> list[str]:
+        return list(inspect.signature(self.hooks[hook]).parameters)[1:]
+
+    def result(self, hook: str, outputs: Tensor, target: Tensor) -> Any:
+        """The method's own result of a hook of the objective."""
+        return self.call(hook, **self.arguments(hook, outputs, target))
+
+    def results(self, hook: str) -> Iterator[Any]:
+        """The method's own results of a hook in calls as a run makes them; none if the kit lacks an argument of it."""
+        if hook in OBJECTIVE_HOOKS:
+            yield self.result(hook, self.outputs(), self.target())
         arguments: dict[str, Any] = {"outputs": self.outputs(), "target": self.target(), "loss": self.spec.loss}
         arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN}
         arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 3, 2, 2))
         if hook == "combine" and self.objective.fits_combiner:
-            fitted = self.objective.fit_combiner(self.outputs(), self.target())
-            yield self.ask(hook, **arguments, fitted=fitted)
-        elif hook not in HOOKS_OF_THE_OBJECTIVE:
-            epochs = self.spec.training.epochs
-            for epoch in (0.0, 0.5, epochs / 2, epochs - 0.01):
-                rate = {"base": 0.1, "epoch": epoch, "num_epochs": epochs}
-                yield self.ask(hook, **arguments, **rate, generator=generator(0, "contract", hook))
+            yield self.call(hook, **arguments, fitted=self.objective.fit_combiner(self.outputs(), self.target()))
+        elif hook not in OBJECTIVE_HOOKS:
+            for epoch in self.epochs():
+                rate = {"base": 0.1, "epoch": epoch, "num_epochs": self.spec.training.epochs}
+                arguments |= {**rate, "generator": generator(0, "contract", hook)}
+                if arguments.keys() >= set(self._names(hook)):
+                    yield self.call(hook, **arguments)
 
-    def ask(self, hook: str, **arguments: Any) -> Any:
-        """What the method itself answers to a hook; arguments that it does not name are left out."""
-        named = list(inspect.signature(implemented_hooks(self.method_class)[hook]).parameters)[1:]
-        return getattr(self.method, hook)(**{name: arguments[name] for name in named})
+    def epochs(self) -> tuple[float, ...]:
+        """Points of time in a run, in epochs since its start."""
+        num_epochs = self.spec.training.epochs
+        return 0.0, 0.5, num_epochs / 2, num_epochs - 0.01
 
-    def means_none(self, hook: str) -> bool:
-        """Whether a hook says in its source that it may leave the answer to others; one without source might."""
+    def returns_none_on_purpose(self, hook: str) -> bool:
+        """Whether the source of a hook says that it may return None.
+
+        A method defers to others by returning None; a forgotten `return` looks the same when the hook is called. Only
+        the source tells them apart: `return None`, a bare `return` or the result of `super()` is intended. A hook
+        without source gets the benefit of the doubt.
+        """
         try:
-            source = dedent(inspect.getsource(inspect.unwrap(implemented_hooks(self.method_class)[hook])))
+            source = dedent(inspect.getsource(inspect.unwrap(self.hooks[hook])))
         except (OSError, SyntaxError):
             return True
-        returns = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
-        return any(value is None or _names_none_or_super(value) for value in returns)
+        returned = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
+        return any(value is None or _mentions_none_or_super(value) for value in returned)
 
-    def culprit(self, is_wrong: Callable[[Callable[[Tensor], Tensor]], bool]) -> str:
-        """Where to look: the first hook whose own answer, summed to a scalar, is already wrong."""
+    def faulty_hook(self, is_wrong: Callable[[Callable[[Tensor], Tensor]], bool]) -> str:
+        """The first hook whose own result, summed to a scalar, is already wrong; the last one if none is."""
         target = self.target()
-        for hook in self.hooks(("combine", "member_loss", "ensemble_loss")):
+        for hook in self.implemented(("combine", "member_loss", "ensemble_loss")):
 
             def summed(outputs: Tensor, hook: str = hook) -> Tensor:
-                answer = self.answer(hook, outputs, target.to(outputs.device))
-                return outputs.new_zeros(()) if answer is None else answer.sum()
+                result = self.result(hook, outputs, target.to(outputs.device))
+                return outputs.new_zeros(()) if result is None else result.sum()
 
             if is_wrong(summed):
-                return look_at(self.method_class, hook)
-        hooks = self.hooks()
-        return look_at(self.method_class, hooks[-1] if hooks else "")
+                return hook
+        return (self.implemented() or [""])[-1]
 
 
-def _names_none_or_super(value: ast.expr) -> bool:
+def _mentions_none_or_super(value: ast.expr) -> bool:
     return any(
         (isinstance(node, ast.Constant) and node.value is None) or (isinstance(node, ast.Name) and node.id == "super")
         for node in ast.walk(value)

@@ -1,9 +1,9 @@
-"""Numerical differentiation that holds still what a method holds still on purpose.
+"""Gradients by autograd and by central differences, for objectives with stop-gradients.
 
-A stop-gradient makes the numerical derivative of an objective differ from the analytical one, and rightly so. Here
-the values that were taken out of the graph at the base point (by `detach`, `.data` or under `no_grad`) are recorded
-and given back, in the order of the calls, when the objective is computed at points nearby. So both derivatives mean
-the same, and a method need not declare anything.
+A stop-gradient makes the numerical gradient of an objective differ from the analytical one, and rightly so: autograd
+treats the detached values as constants, while a finite difference lets them move. Therefore the values that leave the
+graph at the base point (by `detach`, by `.data` or under `no_grad`) are recorded, and returned in the same order when
+the objective is computed at the points nearby. Both gradients then mean the same, and methods declare nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 STEP = 1e-6
+"""Step of the central difference in float64."""
 
 
-class _HeldConstants(TorchFunctionMode):
-    """Records what leaves the graph in the first pass, and gives it back in passes after `replay`."""
+class _FrozenConstants(TorchFunctionMode):
+    """Records the values that leave the graph in the first evaluation, and returns them in those after `replay`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class _HeldConstants(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not (_takes_out_of_graph(func) or not torch.is_grad_enabled()) or not _holds_tensors(result):
+        if not (_detaches(func) or not torch.is_grad_enabled()) or not _holds_tensors(result):
             return result
         if self.position is None:
             self.recorded.append(_copy(result))
@@ -48,9 +49,17 @@ class _HeldConstants(TorchFunctionMode):
         return _copy(self.recorded[self.position - 1])
 
 
-def derivatives(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of a scalar function at a float64 point, by autograd and by central differences."""
-    constants = _HeldConstants()
+def gradient_pair(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+    """Differentiate a scalar function by autograd and by central differences.
+
+    Args:
+        function: Maps a tensor of the shape of `at` to a scalar.
+        at: The point at which to differentiate, float64.
+
+    Returns:
+        The analytical and the numerical gradient, both of the shape of `at`.
+    """
+    constants = _FrozenConstants()
     leaf = at.clone().requires_grad_()
     with constants:
         value = function(leaf)
@@ -59,26 +68,26 @@ def derivatives(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tenso
         (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True)
         analytical = analytical if gradient is None else gradient
     numerical = torch.empty_like(at)
-    for place in range(at.numel()):
+    for index in range(at.numel()):
         ends = []
         for step in (STEP, -STEP):
             moved = at.clone()
-            moved.view(-1)[place] += step
-            moved.requires_grad_()  # so that the same values leave the graph
+            moved.view(-1)[index] += step
+            moved.requires_grad_()  # so that the function takes the same path through autograd
             constants.replay()
             with constants:
                 ends.append(function(moved))
-        numerical.view(-1)[place] = ((ends[0] - ends[1]) / (2 * STEP)).detach()
+        numerical.view(-1)[index] = ((ends[0] - ends[1]) / (2 * STEP)).detach()
     return analytical, numerical
 
 
-def _takes_out_of_graph(func: Callable[..., Any]) -> bool:
+def _detaches(func: Callable[..., Any]) -> bool:
     return func in (Tensor.detach, Tensor.detach_, torch.detach) or func == Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 def _holds_tensors(result: Any) -> bool:
     parts = result if isinstance(result, tuple) else (result,)
-    # those of torch.func belong to a derivative that is over when they would be given back
+    # a tensor of torch.func belongs to one derivative and is invalid when it would be replayed
     return all(isinstance(part, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(part) for part in parts)
 
 

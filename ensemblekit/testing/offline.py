@@ -1,4 +1,4 @@
-"""A machine without network and without files, for as long as a check takes."""
+"""Simulates a machine without network and without files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-OFFLINE = "there is no network in a check"
+OFFLINE = "the contract kit never connects to the network"
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -20,7 +20,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 @contextmanager
 def no_network() -> Iterator[None]:
-    """Every connection and every look-up of a name fails at once, as on a machine that is not connected."""
+    """Let every connection and name lookup fail at once, as on a machine that is offline."""
     with (
         patch.object(socket.socket, "connect", _refuse),
         patch.object(socket.socket, "connect_ex", _refuse),
@@ -32,8 +32,8 @@ def no_network() -> Iterator[None]:
 
 @contextmanager
 def empty_machine() -> Iterator[Path]:
-    """No network, and caches that are empty; gives the folder that they are in."""
+    """Disconnect the network and use empty caches; yields the folder that contains them."""
     with TemporaryDirectory(prefix="ensemblekit-") as folder, no_network():
-        places = {"ENSEMBLEKIT_DATA": str(Path(folder, "data")), "XDG_CACHE_HOME": str(Path(folder, "cache"))}
-        with patch.dict(os.environ, places):
+        caches = {"ENSEMBLEKIT_DATA": str(Path(folder, "data")), "XDG_CACHE_HOME": str(Path(folder, "cache"))}
+        with patch.dict(os.environ, caches):
             yield Path(folder)

@@ -1,4 +1,4 @@
-"""Whether two parts of a data set are really two."""
+"""Finds samples that two splits of a data set have in common."""
 
 from __future__ import annotations
 
@@ -11,55 +11,62 @@ import torch
 
 from ensemblekit.data.sources import as_input, read_sample
 
-MOST_READ = 500
-"""Samples read of a part that is no tensor: reading may mean decoding files."""
+MAX_SAMPLES_READ = 500
+"""Limit for a split that is not a tensor: reading a sample may mean decoding a file."""
 MANY, SOME, FEW = 0.5, 0.1, 0.01
-"""Shares of a part's samples."""
+"""Fractions of a split's samples."""
 CHANCE = 2
-"""So many samples in common are no fault, however small the parts are."""
+"""This many samples in common are not a fault, however small the splits are."""
 
 
-def shared_samples(part: Any, other: Any) -> str:
-    """In words what a second part has in common with the first; "" if it is nothing but what real data has.
+def describe_overlap(split: Any, other: Any) -> str:
+    """Describe the samples that two splits have in common.
 
-    Equal samples alone prove nothing, since there are few different rows of coarse numbers. It is a fault if most
-    samples of the other part are also in the first, and the first repeats its own samples much less; of data that
-    hardly ever repeats itself, some are enough.
+    Equal samples alone prove nothing, since rows of coarse numbers repeat by chance. It is a fault if most samples of
+    the other split are also in the first, and the first repeats its own samples much less; for data that hardly ever
+    repeats itself, some are enough.
+
+    Args:
+        split: A pair of tensors (inputs, targets), or a map-style data set of (input, target).
+        other: The second split, in either form.
+
+    Returns:
+        A description of the overlap; "" if there is no more of it than real data has.
     """
-    if part is other:
+    if split is other:
         return "the same object for both"
-    if isinstance(part, tuple | list) and isinstance(other, tuple | list) and _same_memory(part[0], other[0]):
-        return "inputs in the same memory for both"
-    first, second = Counter(_digests(part)), Counter(_digests(other))
+    if isinstance(split, tuple | list) and isinstance(other, tuple | list) and _same_memory(split[0], other[0]):
+        return "the same memory for the inputs of both"
+    first, second = Counter(_digests(split)), Counter(_digests(other))
     common = sum(count for digest, count in second.items() if digest in first)
     across = common / max(second.total(), 1)
     limit = SOME if max(_repeated(first), _repeated(second)) <= FEW else MANY
     if common > CHANCE and across > limit and _repeated(first) <= across / 2:
-        return f"{across:.0%} of its samples also in the other part, inputs and targets alike"
+        return f"{across:.0%} of its samples, with identical inputs and targets"
     return ""
 
 
 def _repeated(digests: Counter[bytes]) -> float:
-    """The share of a part's samples that are not the only one of their kind in it."""
+    """The fraction of samples that occur more than once."""
     return sum(count for count in digests.values() if count > 1) / max(digests.total(), 1)
 
 
 def _same_memory(first: Any, second: Any) -> bool:
-    """Whether both start at the same element; parts of one tensor that do not overlap are fine."""
+    """Whether both start at the same element; disjoint slices of one tensor are fine."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return first is second
     return first.data_ptr() == second.data_ptr()
 
 
-def _digests(part: Any) -> list[bytes]:
-    """A digest of each sample, input and target."""
-    if isinstance(part, tuple | list):
-        inputs, targets = (np.ascontiguousarray(torch.as_tensor(values).numpy()) for values in part)
+def _digests(split: Any) -> list[bytes]:
+    """A digest of each sample with its target."""
+    if isinstance(split, tuple | list):
+        inputs, targets = (np.ascontiguousarray(torch.as_tensor(values).numpy()) for values in split)
         return [_digest(sample, target) for sample, target in zip(inputs, targets, strict=True)]
     digests = []
-    for position in range(min(len(part), MOST_READ)):
-        value, target = read_sample(part, position, f"sample {position}")
-        sample = as_input(value, None, f"sample {position}")
+    for index in range(min(len(split), MAX_SAMPLES_READ)):
+        value, target = read_sample(split, index, f"sample {index}")
+        sample = as_input(value, None, f"sample {index}")
         digests.append(_digest(sample.numpy(), torch.as_tensor(target).numpy()))
     return digests
 

@@ -1,6 +1,6 @@
 """`pytest --ensemblekit NAME`: the contract of an installed plugin as tests, one for each check.
 
-Loaded whenever pytest starts, so everything that takes time is imported when the option is used.
+Loaded whenever pytest starts, so slow imports wait until the option is used.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="check that a plugin keeps its contract: NAME, kind:NAME, PACKAGE or FILE.py; repeatable",
+        help="run the contract of a plugin: NAME, KIND:NAME, PACKAGE or FILE.py; repeatable",
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # so that -k and -m choose among these items too
+@pytest.hookimpl(tryfirst=True)  # so that -k and -m select among these items too
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     names = config.getoption("--ensemblekit")
     if names:
-        root = _Named.from_parent(session, name="ensemblekit", nodeid="ensemblekit")
+        root = _Group.from_parent(session, name="ensemblekit", nodeid="ensemblekit")
         items.extend(item for name in names for item in _items(root, name))
 
 
-class _Named(pytest.Collector):
-    """A node that only has a name; what is under it is made by hand."""
+class _Group(pytest.Collector):
+    """A node that only groups items under a name."""
 
     def collect(self) -> list[pytest.Item | pytest.Collector]:
         return []
@@ -46,11 +46,11 @@ def _items(root: pytest.Collector, text: str) -> Iterator[pytest.Item]:
     from ensemblekit.testing.targets import find_targets, make
 
     try:
-        registry, found = find_targets(text)
-        for info in found:
-            plugin = _Named.from_parent(root, name=info.name)
+        registry, plugins = find_targets(text)
+        for info in plugins:
+            group = _Group.from_parent(root, name=info.name)
             for check in contract(make(info, registry, {})):
-                yield CheckItem.from_parent(plugin, name=check.name, check=check)
+                yield CheckItem.from_parent(group, name=check.name, check=check)
     except EnsemblekitError as error:
         raise pytest.UsageError(f"--ensemblekit {text}: {error}") from error
 
@@ -66,8 +66,8 @@ class CheckItem(pytest.Item):
         self.check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The review alone: how the kit came to it helps nobody."""
-        from ensemblekit.testing.checks import ContractError
+        """The review alone, without a traceback through the kit."""
+        from ensemblekit.testing.reviews import ContractError
 
         return str(excinfo.value) if isinstance(excinfo.value, ContractError) else super().repr_failure(excinfo, style)
 

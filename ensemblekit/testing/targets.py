@@ -1,4 +1,4 @@
-"""Which plugins a person means: a registered name, an installed package, or a Python file."""
+"""Finds the plugins to check: by a registered name, in an installed package, or in a Python file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,18 @@ BASES: dict[str, type[Plugin]] = {base.kind: base for base in (Method, Model, Da
 
 
 def find_targets(text: str, kind: str | None = None) -> tuple[Registry, list[PluginInfo]]:
-    """The plugins that `NAME`, `KIND:NAME`, `PACKAGE` or `FILE.py` stands for, and the registry that they are in."""
+    """Find the plugins to check.
+
+    Args:
+        text: `NAME`, `KIND:NAME`, `PACKAGE` or `FILE.py`.
+        kind: Only plugins of this kind; the same as the prefix of `text`.
+
+    Returns:
+        The registry of all plugins, and the entries that `text` stands for.
+
+    Raises:
+        UsageError: if nothing has this name, or plugins of several kinds have it.
+    """
     if text.endswith(".py"):
         registry = discover([text])
         return registry, [info for info in registry if str(Path(text)) in (info.package, *info.rivals)]
@@ -34,13 +45,13 @@ def find_targets(text: str, kind: str | None = None) -> tuple[Registry, list[Plu
 
 
 def _of_package(text: str, registry: Registry) -> list[PluginInfo]:
-    """All plugins of a distribution; names of packages are compared as pip compares them."""
-    found = [info for info in registry if _plain(text) in map(_plain, (info.package, *info.rivals))]
-    if found:
-        return found
+    """Return all plugins of a distribution, whose name is compared as pip compares names."""
+    matches = [info for info in registry if _plain(text) in map(_plain, (info.package, *info.rivals))]
+    if matches:
+        return matches
     known = {*(info.name for info in registry), *(info.package for info in registry)}
-    fix = f"{did_you_mean(text, known)} ensemblekit list shows all that are installed; a file is given as FILE.py"
-    raise UsageError(f'no plugin and no package with plugins is called "{text}"', fix=fix.strip())
+    fix = f"{did_you_mean(text, known)} ensemblekit list shows the installed plugins; a file ends with .py"
+    raise UsageError(f'there is no plugin and no package with plugins called "{text}"', fix=fix.strip())
 
 
 def _plain(package: str) -> str:
@@ -48,13 +59,33 @@ def _plain(package: str) -> str:
 
 
 def needed(plugin_class: type[Plugin]) -> str:
-    """What a plugin cannot be made without, in words; "" if its defaults will do."""
+    """Describe what a plugin cannot be constructed without.
+
+    Args:
+        plugin_class: The class of the plugin.
+
+    Returns:
+        Its required parameters as options of `ensemblekit check`; "" if it has only defaults.
+    """
     if issubclass(plugin_class, InMemoryData):
-        return "data that is given in Python"
+        return "in-memory data, from Python"
     return ", ".join(f"--set {parameter.name}=…" for parameter in parameters(plugin_class) if parameter.required)
 
 
 def make(info: PluginInfo, registry: Registry, settings: Mapping[str, Any]) -> Plugin:
-    """The plugin with these parameters; errors are those of a spec that says so."""
+    """Construct a plugin.
+
+    Args:
+        info: The plugin's entry in the registry.
+        registry: Where plugins that are parameters of this one are looked up.
+        settings: Its parameters.
+
+    Returns:
+        The plugin.
+
+    Raises:
+        SpecError: if the parameters are not valid, as for a spec that contains them.
+        PluginError: if the plugin cannot be imported.
+    """
     info.load()
     return build_plugin(BASES[info.kind], {"name": info.name, **settings}, registry)

@@ -1,9 +1,10 @@
-"""The smallest runs there are: a few samples and a small network, to see a plugin at work in a fraction of a second."""
+"""The smallest useful runs: a few samples and a small network, to try a plugin in a fraction of a second."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from shutil import copytree
@@ -14,70 +15,80 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import MSE, CrossEntropy
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.display.progress import Progress
+from ensemblekit.engines import ENGINES
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import Spec
+from ensemblekit.training.runs import Run, train_run
 
 BATCH_SIZE = 9
 NUM_TRAIN, NUM_TEST = 20, 8
-NUM_CLASSES, NUM_VALUES = 8, 2
-"""More classes than members: there are methods that work with no fewer."""
+NUM_CLASSES, NUM_VALUES = 6, 2
+"""More classes than members: there are methods that need it."""
 
 
-class TinyData(Dataset):
-    """Random inputs whose class, or whose values, can be learned."""
+class ToyData(Dataset):
+    """Random inputs with targets that a small network can learn."""
 
     shape: tuple[int, ...] = Field((6,), description="shape of an input")
     regression: bool = Field(False, description="predict real values instead of a class")
+    num_classes: int = Field(NUM_CLASSES, ge=2, description="number of classes")
 
     @property
     def info(self) -> DataInfo:
         if self.regression:
             return DataInfo("regression", self.shape, NUM_VALUES)
-        return DataInfo("classification", self.shape, NUM_CLASSES)
+        return DataInfo("classification", self.shape, self.num_classes)
 
     def load(self, seed: int) -> Splits:
-        size = NUM_TRAIN + NUM_TEST
-        inputs = torch.randn(size, *self.shape, generator=generator(seed, "inputs"))
-        outputs = NUM_VALUES if self.regression else NUM_CLASSES
-        weights = torch.randn(prod(self.shape), outputs, generator=generator(0, "weights"))
+        inputs = torch.randn(NUM_TRAIN + NUM_TEST, *self.shape, generator=generator(seed, "inputs"))
+        weights = torch.randn(prod(self.shape), self.info.num_outputs, generator=generator(0, "weights"))
         targets = inputs.flatten(1) @ weights
         targets = targets if self.regression else targets.argmax(dim=1)
         return Splits((inputs[:NUM_TRAIN], targets[:NUM_TRAIN]), (inputs[NUM_TRAIN:], targets[NUM_TRAIN:]), self.info)
 
 
-class TinyNetwork(Model):
-    """One small hidden layer."""
+class ToyNetwork(Model):
+    """A network with one small hidden layer."""
 
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of it that is dropped in training")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the hidden layer")
+    probabilities: bool = Field(False, description="end with a softmax")
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         hidden = (nn.Linear(prod(input_shape), 8), nn.Tanh(), nn.Dropout(self.dropout))
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, num_outputs))
+        last = (nn.Softmax(dim=-1),) if self.probabilities else ()
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, num_outputs), *last)
 
 
-def registry_with(*plugins: Plugin) -> Registry:
-    """The given plugins by their names, and what a tiny run needs besides."""
-    found = {(plugin.kind, plugin.name): type(plugin) for plugin in plugins}
-    for plugin in (TinyData(), TinyNetwork(), CrossEntropy(), MSE()):
-        found.setdefault((plugin.kind, plugin.name), type(plugin))
+def toy_registry(*plugins: Plugin) -> Registry:
+    """A registry of these plugins by their names, and of everything else that a toy run needs."""
+    classes = {(plugin.kind, plugin.name): type(plugin) for plugin in plugins}
+    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE()):
+        classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(
         PluginInfo(kind, name, f"{cls.__module__}:{cls.__qualname__}", "the contract kit", "", local_class=cls)
-        for (kind, name), cls in found.items()
+        for (kind, name), cls in classes.items()
     )
 
 
-def tiny_spec(registry: Registry, changes: Mapping[str, Any] | None = None) -> Spec:
-    """The spec of a tiny run; `changes` are of whole dotted paths."""
+def toy_spec(registry: Registry, changes: Mapping[str, Any] | None = None) -> Spec:
+    """The spec of a toy run.
+
+    Args:
+        registry: Where the spec's plugins are looked up.
+        changes: Values by dotted path, as on the command line: `{"training.epochs": 1}`.
+    """
     tables = {
-        "data": {"name": TinyData().name},
-        "model": {"name": TinyNetwork().name},
-        "training": {"epochs": 4, "batch_size": BATCH_SIZE, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+        "data": {"name": ToyData().name},
+        "model": {"name": ToyNetwork().name},
+        "training": {"epochs": 1, "batch_size": BATCH_SIZE, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+        "ensemble": {"members": 2},
         "engine": {"name": "sequential", "device": "cpu"},
     }
     return load_spec(tables, changes, registry)
@@ -85,13 +96,38 @@ def tiny_spec(registry: Registry, changes: Mapping[str, Any] | None = None) -> S
 
 @contextmanager
 def empty_directory() -> Iterator[Path]:
-    """A temporary directory that is also the working directory, so that what is written by habit is gone afterwards."""
+    """A temporary directory that is the working directory too, so that plugins leave no files behind."""
     with TemporaryDirectory(prefix="ensemblekit-") as folder, chdir(folder):
         yield Path(folder)
 
 
-class CopyAfter(Progress):
-    """Copies the run directory when an epoch is saved: what a run that is killed then leaves behind."""
+def train_toy_run(spec: Spec, registry: Registry) -> Run:
+    """Train a spec as `ensemblekit train` does, in a temporary directory that is gone afterwards."""
+    with empty_directory() as folder:
+        return train_run(spec, folder / "run", None, Progress(), registry)
+
+
+def train_with_every_engine(spec: Spec, registry: Registry) -> dict[str, Run]:
+    """Train a spec with each engine that supports it on this machine.
+
+    Returns:
+        The runs by the name of the engine; always one of "sequential", which supports everything.
+    """
+    runs = {"sequential": train_toy_run(_with_engine(spec, "sequential"), registry)}
+    for name in sorted(ENGINES.keys() - runs.keys()):
+        try:
+            runs[name] = train_toy_run(_with_engine(spec, name), registry)
+        except UsageError:  # nothing is wrong with the spec, so this engine cannot run it here
+            continue
+    return runs
+
+
+def _with_engine(spec: Spec, name: str) -> Spec:
+    return replace(spec, engine=spec.engine.model_copy(update={"name": name}))
+
+
+class CopyAfterEpoch(Progress):
+    """Copies the run directory when an epoch is saved: the copy is what a run killed at that moment leaves behind."""
 
     def __init__(self, epoch: int, run: Path, copy: Path) -> None:
         self.epoch, self.run, self.copy = epoch, run, copy
@@ -101,6 +137,6 @@ class CopyAfter(Progress):
             copytree(self.run, self.copy)
 
 
-def trained_tensors(run: Path) -> dict[str, Tensor]:
-    """Every weight that a run has left."""
+def trained_weights(run: Path) -> dict[str, Tensor]:
+    """All tensors of the model that a run has saved."""
     return RunDirectory.open(run).read_model()[0]

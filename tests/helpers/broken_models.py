@@ -9,23 +9,24 @@ from torch import Tensor, nn
 
 from ensemblekit import Model, Problem, Spec
 
-ACCEPTED = "it builds networks for the inputs that it accepts"
+ACCEPTED = "it builds a network for every input shape that it accepts"
 SHAPES = "outputs have the right shape and are finite"
-SEEDS = "weights come from the seed and differ between members"
-LEARNS = "every parameter learns"
-UNTOUCHED = "inputs stay as they are"
-EVALUATION = "evaluation is repeatable and changes nothing"
-INDEPENDENT = "a sample's output does not depend on the others"
-SAVED = "saved weights give the same network"
-KNOWN_WAYS = "it declares only known ways of running"
+SEEDS = "weights are reproducible and differ between members"
+GRADIENTS = "every parameter receives a gradient"
+UNMODIFIED = "inputs are not modified"
+EVALUATION = "evaluation is deterministic and has no side effects"
+INDEPENDENT = "outputs do not depend on the other samples of a batch"
+RESTORED = "the state dict restores the network"
+KNOWN_MODES = "it declares only known execution modes"
+TRAINS = "it trains with every supported engine"
 
 
-def works(way: str) -> str:
-    return f"{way} works as declared"
+def works(mode: str) -> str:
+    return f"{mode} works as declared"
 
 
 class _Net(nn.Module):
-    """One linear layer, between what a faulty model does before and after it."""
+    """One linear layer, which faulty networks derive from."""
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class GoodModel(Model):
 
 
 class ImagesOnly(Model):
-    """Takes images and does not say so."""
+    """Takes images only, and check_spec does not say so."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         channels, _, _ = input_shape
@@ -51,7 +52,7 @@ class ImagesOnly(Model):
 
 
 class TakesNothing(GoodModel):
-    """Refuses every input."""
+    """Rejects every input."""
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         yield Problem("", "no input is good enough", "")
@@ -70,7 +71,7 @@ class Infinite(GoodModel):
 
 
 class SeedsItself(GoodModel):
-    """Seeds torch in build, so that all members are equal."""
+    """Seeds torch in build(), so that all members are equal."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         torch.default_generator.manual_seed(0)
@@ -78,7 +79,7 @@ class SeedsItself(GoodModel):
 
 
 class Counting(GoodModel):
-    """Builds other networks at every call."""
+    """Builds another network in every call."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         network = _Net(input_shape, num_outputs)
@@ -88,7 +89,7 @@ class Counting(GoodModel):
 
 
 class Unused(GoodModel):
-    """Has a layer that nothing goes through."""
+    """Has a layer that forward() does not use."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         network = _Net(input_shape, num_outputs)
@@ -97,7 +98,7 @@ class Unused(GoodModel):
 
 
 class WorksInPlace(GoodModel):
-    """Centres the batch that it was given, and that the other members will be given too."""
+    """Centres the batch in place, which the other members get too."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -108,7 +109,7 @@ class WorksInPlace(GoodModel):
 
 
 class CountsInEvaluation(GoodModel):
-    """Updates a statistic in evaluation."""
+    """Updates a statistic in evaluation mode."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -125,7 +126,7 @@ class CountsInEvaluation(GoodModel):
 
 
 class CentresTheBatch(GoodModel):
-    """Subtracts the batch's mean, in evaluation too."""
+    """Subtracts the mean of the batch, in evaluation mode too."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -136,7 +137,7 @@ class CentresTheBatch(GoodModel):
 
 
 class KeepsAScaleAside(GoodModel):
-    """Has a random scale that no checkpoint keeps."""
+    """Has a random scale that is not in the state dict."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -151,21 +152,21 @@ class KeepsAScaleAside(GoodModel):
 
 
 class OddDeclaration(GoodModel):
-    """Declares a way that there is not."""
+    """Declares an unknown execution mode."""
 
     def unsupported(self) -> dict[str, str]:
         return {"vmaps": "misspelt"}
 
 
 class NeedlessDeclaration(GoodModel):
-    """Declares as unsupported what works."""
+    """Declares modes as unsupported that work."""
 
     def unsupported(self) -> dict[str, str]:
         return {"vmap": "nobody ever tried", "export": "nor this", "meta": "nor that"}
 
 
 class Branches(GoodModel):
-    """Reads a value back, which only plain tensors have."""
+    """Reads a value back, which vmap does not allow."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -180,7 +181,7 @@ class Branches(GoodModel):
 
 
 class FixedDtype(GoodModel):
-    """Mixes its outputs with a tensor of the inputs' dtype, which bfloat16 is not."""
+    """Mixes its outputs with a tensor of the dtype of the inputs, which fails under autocast."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -192,7 +193,7 @@ class FixedDtype(GoodModel):
 
 
 class Layout(GoodModel):
-    """Reads images in the order of their memory."""
+    """Assumes that images are contiguous in memory."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         class Network(_Net):
@@ -214,14 +215,14 @@ class HasNoOpinion(GoodModel):
 
 
 class ReturnsNothing(Model):
-    """Forgets to return what it has built."""
+    """Does not return its network."""
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         _Net(input_shape, num_outputs)
 
 
 class OneArgument(Model):
-    """Does not want to know the number of outputs."""
+    """Does not take the number of outputs."""
 
     def build(self, input_shape: tuple[int, ...]) -> nn.Module:
         return _Net(input_shape, 5)
@@ -285,17 +286,29 @@ class OnTheCPU(Model):
         return Network(input_shape, num_outputs)
 
 
+class SplitsTheBatch(GoodModel):
+    """Splits every batch in two halves, which only an even one has."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        class Network(_Net):
+            def forward(self, inputs: Tensor) -> Tensor:
+                halves = inputs.unflatten(0, (2, len(inputs) // 2)) if self.training else [inputs]
+                return torch.cat([super(Network, self).forward(half) for half in halves])
+
+        return Network(input_shape, num_outputs)
+
+
 class DeclaresNothingAtAll(GoodModel):
-    """Forgets to return what it cannot do."""
+    """Does not return a mapping."""
 
     def unsupported(self) -> dict[str, str]:
         pass
 
 
 NOT_BUILT = {
-    HasNoOpinion: ("problems from check_spec()", "got: None", "HasNoOpinion.check_spec"),
-    ReturnsNothing: ("a torch.nn.Module", "got: None", "end it with return", "ReturnsNothing.build"),
-    OneArgument: ("build(input_shape, num_outputs)", "take both arguments", "OneArgument.build"),
+    HasNoOpinion: ("an iterable of Problem from check_spec()", "got: None", "HasNoOpinion.check_spec"),
+    ReturnsNothing: ("a torch.nn.Module", "got: None", "end build() with return", "ReturnsNothing.build"),
+    OneArgument: ("build(input_shape, num_outputs)", "take these two arguments", "OneArgument.build"),
     OtherSize: ("output is (2, 10); expected (2, 5)", "num_outputs outputs", "OtherSize.build"),
     Misnamed: ("NameError: name 'inputs_shape'", "build(), ", "_Net(inputs_shape, num_outputs)"),
     Silent: ("forward()", "got: None", "Silent.build"),
@@ -303,31 +316,32 @@ NOT_BUILT = {
     ReadsAValue: ("meta device", "item()", "unsupported()", "inputs.mean().item()"),
     OnTheCPU: ("meta device", "register_buffer", "torch.linspace(0, 1, num_outputs)"),
 }
-"""Models without any network to check: one failure, and nothing else is said of them."""
+"""Models without a network to check: one failure, and all checks that need a network are skipped."""
 FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
     *((broken, {ACCEPTED}, parts) for broken, parts in NOT_BUILT.items()),
-    (DeclaresNothingAtAll, {KNOWN_WAYS}, ("got: None", "return {}", "DeclaresNothingAtAll.unsupported")),
+    (DeclaresNothingAtAll, {KNOWN_MODES}, ("got: None", "return {}", "DeclaresNothingAtAll.unsupported")),
     (ImagesOnly, {ACCEPTED}, ("inputs of shape (7,)", "check_spec", "channels, _, _ = input_shape")),
     (TakesNothing, {ACCEPTED}, ("no input is good enough", "TakesNothing.check_spec")),
     (Infinite, {SHAPES}, ("finite outputs", "Infinite.build")),
-    (SeedsItself, {SEEDS}, ("other weights for another member", "SeedsItself.build")),
+    (SeedsItself, {SEEDS}, ("different weights for different members", "SeedsItself.build")),
     (Counting, {SEEDS}, ("the same weights for the same seed", "linear.bias")),
-    (Unused, {LEARNS}, ("forgotten.weight", "requires_grad = False")),
+    (Unused, {GRADIENTS}, ("forgotten.weight", "requires_grad = False")),
     (
         WorksInPlace,
-        {UNTOUCHED, works("vmap"), works("export")},
-        ("batch as it was", "inplace=False", "WorksInPlace.build"),
+        {UNMODIFIED, works("vmap"), works("export")},
+        ("an unmodified batch", "inplace=False", "WorksInPlace.build"),
     ),
     (CountsInEvaluation, {EVALUATION}, ("passes", "only if self.training")),
-    (CentresTheBatch, {INDEPENDENT}, ("one by one", "nn.BatchNorm")),
-    (KeepsAScaleAside, {SAVED, works("vmap")}, ("state dict", "persistent buffers")),
-    (OddDeclaration, {KNOWN_WAYS}, ('"vmaps"', "OddDeclaration.unsupported")),
+    (CentresTheBatch, {INDEPENDENT}, ("single samples", "nn.BatchNorm")),
+    (KeepsAScaleAside, {RESTORED, works("vmap")}, ("state dict", "persistent buffers")),
+    (OddDeclaration, {KNOWN_MODES}, ('"vmaps"', "OddDeclaration.unsupported")),
     (
         NeedlessDeclaration,
         {works("vmap"), works("export"), works("meta")},
         ("nobody ever tried", "NeedlessDeclaration.unsupported"),
     ),
-    (Branches, {works("vmap"), works("export")}, ("declares nothing else", "Branches.build")),
+    (Branches, {works("vmap"), works("export")}, ("unsupported() does not exclude", "Branches.build")),
     (FixedDtype, {works("autocast")}, ("RuntimeError", "FixedDtype.build")),
-    (Layout, {works("channels_last")}, ("OtherNumbers", "Layout.build")),
+    (SplitsTheBatch, {TRAINS}, ("RuntimeError: unflatten", "inputs.unflatten(0, (2, len(inputs) // 2))")),
+    (Layout, {works("channels_last")}, ("WrongNumbers", "Layout.build")),
 ]

@@ -15,12 +15,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ensemblekit import DataError, DataInfo, Dataset, Extension, GrowingEnsemble, Loss, Splits, generator, hookimpl
 
-OFFLINE = "without network and files it loads, or says where files go"
+OFFLINE = "offline, it loads or says where to put its files"
 VALID = "its samples and targets are valid"
-DECLARED = "what it declares is what it loads"
-DISJOINT = "its parts have no samples in common"
-STABLE = "the same seed gives the same samples in the same order"
-LIMITS = "limits are respected"
+DECLARED = "its declared info matches the loaded data"
+DISJOINT = "its splits do not overlap"
+REPRODUCIBLE = "loading is reproducible from the seed"
+LIMITS = "limit_train and limit_test are respected"
+DATA_TRAINS = "a run on it trains"
 
 
 def blobs(seed: int, count: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +29,7 @@ def blobs(seed: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 class GoodData(Dataset):
-    """Random numbers of three classes."""
+    """Random inputs of three classes."""
 
     @property
     def info(self) -> DataInfo:
@@ -39,7 +40,7 @@ class GoodData(Dataset):
 
 
 class Downloads(GoodData):
-    """Lets the error of a failed download through."""
+    """Does not catch the error of a failed download."""
 
     def load(self, seed: int) -> Splits:
         urlopen("http://example.invalid/data")
@@ -47,7 +48,7 @@ class Downloads(GoodData):
 
 
 class _InACache(GoodData):
-    """Has files in the cache."""
+    """Needs a file in the cache."""
 
     def places(self) -> Sequence[Path]:
         return (Path(os.environ["ENSEMBLEKIT_DATA"], "blobs.bin"),)
@@ -78,7 +79,7 @@ class LeavesAPart(_InACache):
 
 
 class NotANumber(GoodData):
-    """Has a hole in its data."""
+    """Has a nan in its inputs."""
 
     def load(self, seed: int) -> Splits:
         inputs, targets = blobs(seed, 60)
@@ -139,28 +140,28 @@ class TestsPartlyOnTraining(GoodData):
 
 
 class NoSeed(GoodData):
-    """Sees no need for a seed."""
+    """Does not take a seed."""
 
     def load(self) -> Splits:
         return super().load(0)
 
 
 class Slips(GoodData):
-    """Has a slip in load."""
+    """Has a typo in load()."""
 
     def load(self, seed: int) -> Splits:
         return super().load(sead)  # noqa: F821 - the fault
 
 
 class LoadsNothing(GoodData):
-    """Forgets to return what it has loaded."""
+    """Does not return its splits."""
 
     def load(self, seed: int) -> Splits:
         super().load(seed)
 
 
 class SameMemory(GoodData):
-    """Gives the training data for both."""
+    """Returns the training data for both splits."""
 
     def load(self, seed: int) -> Splits:
         part = blobs(seed, 60)
@@ -168,7 +169,7 @@ class SameMemory(GoodData):
 
 
 class IgnoresTheSeed(GoodData):
-    """Draws from torch's global generator."""
+    """Samples from torch's global generator."""
 
     def load(self, seed: int) -> Splits:
         return Splits((torch.randn(60, 4), torch.arange(60) % 3), blobs(seed, 30), self.info)
@@ -189,7 +190,7 @@ class _Shuffling(TorchDataset[Any]):
 
 
 class AnotherEveryTime(GoodData):
-    """Gives another sample whenever one is read."""
+    """Returns another sample whenever one is read."""
 
     storage: Literal["stream"] = Field("stream", description="how it is read")
 
@@ -198,20 +199,29 @@ class AnotherEveryTime(GoodData):
 
 
 class LimitsItself(GoodData):
-    """Applies the limit before the validation part is cut."""
+    """Applies the limit before the validation split is cut."""
 
     def load(self, seed: int) -> Splits:
         inputs, targets = blobs(seed, 60)
         return Splits((inputs[: self.limit_train], targets[: self.limit_train]), blobs(seed, 30), self.info)
 
 
-WATCHES = "it only watches what is minimised"
-FINISHES = "a run with it finishes, and can be resumed"
-SAME_WITHOUT = "training is the same without it"
+class NeedsManySamples(GoodData):
+    """Cannot be loaded with a small limit."""
+
+    def load(self, seed: int) -> Splits:
+        if self.limit_train is not None and self.limit_train < 25:
+            raise ValueError("too few samples for a stratified split")
+        return super().load(seed)
+
+
+OBSERVES = "it only observes the run"
+FINISHES = "a run with it finishes and resumes"
+SAME_WITHOUT = "training is bit-identical without it"
 
 
 class GoodExtension(Extension):
-    """Looks at the metrics."""
+    """Reads the metrics."""
 
     @hookimpl
     def epoch_finished(self, epoch: int, metrics: Mapping[str, Any]) -> None:
@@ -219,7 +229,7 @@ class GoodExtension(Extension):
 
 
 class ChangesTheLoss(Extension):
-    """Is a method in disguise."""
+    """Changes the objective, as only a method may."""
 
     @hookimpl
     def member_loss(self, outputs: Tensor) -> Tensor:
@@ -227,7 +237,7 @@ class ChangesTheLoss(Extension):
 
 
 class ChangesTheRate(Extension):
-    """Is a schedule in disguise."""
+    """Changes the learning rate, as only a method may."""
 
     @hookimpl
     def learning_rate(self, base: float) -> float:
@@ -235,7 +245,7 @@ class ChangesTheRate(Extension):
 
 
 class Freezes(Extension):
-    """Stops a member from learning."""
+    """Freezes a member."""
 
     @hookimpl
     def epoch_started(self, ensemble: GrowingEnsemble) -> None:
@@ -243,7 +253,7 @@ class Freezes(Extension):
 
 
 class WantsAMetric(GoodExtension):
-    """Wants a metric that there is not."""
+    """Reads a metric that does not exist."""
 
     @hookimpl
     def run_finished(self, metrics: Mapping[str, Any]) -> None:
@@ -251,7 +261,7 @@ class WantsAMetric(GoodExtension):
 
 
 class FirstEpochOnly(GoodExtension):
-    """Cannot be resumed, since it is prepared in the first epoch."""
+    """Cannot be resumed, since it sets itself up in the first epoch."""
 
     _seen: Any = PrivateAttr(None)
 
@@ -262,11 +272,12 @@ class FirstEpochOnly(GoodExtension):
         self._seen.append(epoch)
 
 
-PER_SAMPLE = "it is per sample, of any dtype and device"
-ALONE = "a sample's loss does not depend on the others"
-GRADIENTS = "its gradients are right and finite"
-SECOND = "its second derivative is what it declares"
+PER_SAMPLE = "it returns one loss per sample for every dtype and device"
+ALONE = "a sample's loss does not depend on the other samples"
+GRADIENTS = "its gradients are correct and finite"
+SECOND = "its declared second derivative is correct"
 PROBABILITIES = "its probabilities sum to one"
+LOSS_TRAINS = "a run with it trains"
 
 
 class GoodLoss(Loss):
@@ -292,7 +303,7 @@ class Centred(GoodLoss):
 
 
 class RootAtZero(GoodLoss):
-    """Has no gradient where it is zero."""
+    """Has no finite gradient at zero."""
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
         return super().per_sample(outputs, target) + (0 * outputs).square().sum(dim=-1).sqrt()
@@ -302,21 +313,28 @@ class RootAtZero(GoodLoss):
 
 
 class WrongCurvature(GoodLoss):
-    """Declares another second derivative."""
+    """Declares a wrong second derivative."""
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         return direction.square().sum(dim=-1)
 
 
 class NoProbabilities(GoodLoss):
-    """Gives logits for probabilities."""
+    """Returns logits as probabilities."""
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return outputs
 
 
+class TooFewOutputs(GoodLoss):
+    """Asks for networks with a single output, whatever the number of classes."""
+
+    def num_outputs(self, info: DataInfo) -> int:
+        return 1
+
+
 FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
-    (Downloads, {OFFLINE}, ("URLError", "no network in a check", "Downloads.load")),
+    (Downloads, {OFFLINE}, ("URLError", "never connects to the network", "Downloads.load")),
     (SaysNotWhere, {OFFLINE}, ("blobs.bin", "self.places()")),
     (SaysNotHow, {OFFLINE}, ("a DataError that says what to do",)),
     (LeavesAPart, {OFFLINE}, ("no files after a failed download", "blobs.bin", "LeavesAPart.load")),
@@ -325,24 +343,26 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
     (DeclaresOtherwise, {DECLARED}, ("(5,)", "(4,)", "DeclaresOtherwise.info")),
     (DeclaresOtherClasses, {VALID}, ("4 inputs and 3 classes", "`info` declares 4 inputs and 4 classes")),
-    (TestsOnTraining, {DISJOINT}, ("other samples in test than in train", "100% of its samples")),
-    (TestsPartlyOnTraining, {DISJOINT}, ("other samples in test than in train", "30% of its samples")),
-    (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "take the seed", "NoSeed.load")),
-    (Slips, {OFFLINE}, ("expected: an answer", "NameError", "load(), ", "super().load(sead)")),
-    (LoadsNothing, {OFFLINE}, ("ensemblekit.Splits", "got: None", "end it with return", "LoadsNothing.load")),
-    (SameMemory, {DISJOINT}, ("in the same memory",)),
-    (IgnoresTheSeed, {STABLE}, ("loaded again with the same seed", "IgnoresTheSeed.load")),
-    (AnotherEveryTime, {STABLE}, ("in whatever order samples are read", "AnotherEveryTime.load")),
+    (TestsOnTraining, {DISJOINT}, ("no samples of train in test", "100% of its samples")),
+    (TestsPartlyOnTraining, {DISJOINT}, ("no samples of train in test", "30% of its samples")),
+    (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "add the argument", "NoSeed.load")),
+    (Slips, {OFFLINE}, ("expected: no exception", "NameError", "load(), ", "super().load(sead)")),
+    (LoadsNothing, {OFFLINE}, ("ensemblekit.Splits", "got: None", "end load() with return", "LoadsNothing.load")),
+    (SameMemory, {DISJOINT}, ("the same memory",)),
+    (IgnoresTheSeed, {REPRODUCIBLE}, ("loaded again with the same seed", "IgnoresTheSeed.load")),
+    (AnotherEveryTime, {REPRODUCIBLE}, ("in any reading order", "AnotherEveryTime.load")),
     (LimitsItself, {LIMITS}, ("27 samples with limit_train = 27", "24 samples", "LimitsItself.load")),
-    (ChangesTheLoss, {WATCHES}, ("member_loss", "ensemblekit.Method")),
-    (ChangesTheRate, {WATCHES}, ("learning_rate", "ensemblekit.Method")),
-    (Freezes, {SAME_WITHOUT}, ("other weights", "freeze nothing", "Freezes.epoch_started")),
+    (NeedsManySamples, {DATA_TRAINS}, ("ValueError: too few samples", "load(), ")),
+    (ChangesTheLoss, {OBSERVES}, ("member_loss", "ensemblekit.Method")),
+    (ChangesTheRate, {OBSERVES}, ("learning_rate", "ensemblekit.Method")),
+    (Freezes, {SAME_WITHOUT}, ("different weights", "do not freeze", "Freezes.epoch_started")),
     (WantsAMetric, {FINISHES}, ("KeyError: 'beauty'", "run_finished(), ")),
     (FirstEpochOnly, {FINISHES}, ("AttributeError: 'NoneType'", "epoch_started(), ", "self._seen.append(epoch)")),
     (Reduced, {PER_SAMPLE}, ("float32 of shape (2, 4)", "shape (2,)", "Reduced.per_sample")),
-    (Centred, {ALONE}, ("one by one", "Centred.per_sample")),
+    (Centred, {ALONE}, ("single samples", "Centred.per_sample")),
     (RootAtZero, {GRADIENTS}, ("finite gradients", "RootAtZero.per_sample")),
     (WrongCurvature, {SECOND}, ("second derivative along a direction", "WrongCurvature.quadratic_form")),
+    (TooFewOutputs, {LOSS_TRAINS}, ("index 2 is out of bounds", "per_sample(), ")),
     (NoProbabilities, {PROBABILITIES}, ("sum to 1", "NoProbabilities.probabilities")),
 ]
 GOOD = (GoodData, GoodExtension, GoodLoss)

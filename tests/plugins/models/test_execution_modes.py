@@ -8,8 +8,8 @@ import ensemblekit as ek
 from ensemblekit.core.plugin import Model
 from ensemblekit.members.build import build_member
 from ensemblekit.testing import Check, contract
-from ensemblekit.testing.execution_modes import WAYS, run_stacked, run_vmap
-from ensemblekit.testing.model import ModelBench
+from ensemblekit.testing.execution_modes import EXECUTION_MODES, run_stacked, run_vmap
+from ensemblekit.testing.model import ModelContract
 
 SHAPE, NUM_OUTPUTS = (3, 32, 32), 5
 VARIANTS = [
@@ -26,7 +26,7 @@ def plugin(table: dict[str, object]) -> Model:
 
 
 def mode_checks() -> list[pytest.param]:
-    names = {f"{mode} works as declared" for mode in WAYS}
+    names = {f"{mode} works as declared" for mode in EXECUTION_MODES}
     return [
         pytest.param(check, id=f"{'-'.join(map(str, table.values()))}-{check}")
         for table in VARIANTS
@@ -44,16 +44,16 @@ def test_a_variant_supports_every_mode_or_declares_that_it_does_not(check: Check
 def test_stacked_members_have_independent_noise(table):
     first, second = (build_member(plugin(table), SHAPE, NUM_OUTPUTS, seed=0, member=index).train() for index in (0, 1))
     second.load_state_dict(first.state_dict())
-    outputs, _, _ = run_stacked([first, second], ModelBench(plugin(table)).inputs(shape=SHAPE))
+    outputs, _, _ = run_stacked([first, second], ModelContract(plugin(table)).inputs(shape=SHAPE))
     assert not bool((outputs[0] == outputs[1]).all())
 
 
 def test_vmap_really_does_not_support_stochastic_depth():
-    bench = ModelBench(plugin({"name": "torchvision", "arch": "efficientnet_b0"}))
-    assert "vmap" in bench.model.unsupported()
-    members = [bench.build(member, SHAPE) for member in (0, 1)]
+    model_contract = ModelContract(plugin({"name": "torchvision", "arch": "efficientnet_b0"}))
+    assert "vmap" in model_contract.plugin.unsupported()
+    members = [model_contract.build(member, SHAPE) for member in (0, 1)]
     with pytest.raises(RuntimeError, match="randomness"):
-        run_vmap(members, bench.inputs(shape=SHAPE))
+        run_vmap(members, model_contract.inputs(shape=SHAPE))
 
 
 @pytest.mark.parametrize("arch", ["convnext_tiny", "efficientnet_v2_s", "maxvit_t", "swin_t", "vit_b_16", "resnet50"])
