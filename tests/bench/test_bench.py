@@ -187,7 +187,7 @@ def test_an_engine_that_cannot_run_is_named_with_the_reason(small_ones, monkeypa
 def test_peak_memory_is_measured_in_a_process_of_its_own():
     large = replace(smaller(all_workloads()["small-convolutions"]), batch_size=2048)
     images = 2048 * 2 * 8 * 8 * 4  # activations of one layer of one member: two channels of float32
-    process = 4 * 2**30  # more than a Python process with torch holds
+    process = 200 * 2**20  # less than a Python process holds once it has imported torch, which must not be counted
     assert 3 * 3 * images < peak_memory(large, NAIVE) < process
 
 
