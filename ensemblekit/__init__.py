@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         methods,
         models,
         objective,
+        open_run,
         resume,
         train,
     )
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from ensemblekit.data.splitting import hold_out
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.members.stochastic import Noise
+    from ensemblekit.runs.run import Run
     from ensemblekit.spec.sections import Spec
-    from ensemblekit.training.runs import Run
 
 __all__ = [
     "MSE",
@@ -87,6 +88,7 @@ __all__ = [
     "methods",
     "models",
     "objective",
+    "open_run",
     "resume",
     "sha256_of_file",
     "train",
@@ -95,7 +97,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective resume train"
+        "objective open_run resume train"
     ),
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
@@ -113,8 +115,8 @@ _HOMES = {
     "data.splitting": "hold_out",
     "inference.ensemble": "Ensemble",
     "members.stochastic": "Noise",
+    "runs.run": "Run",
     "spec.sections": "Spec",
-    "training.runs": "Run",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

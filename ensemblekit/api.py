@@ -1,16 +1,17 @@
-"""The Python interface, on one screen: read this file first.
+"""The Python interface, the flow on one screen: read this file first.
 
-A spec names plugins; the registry finds them; `load_spec` turns the file into validated instances; the methods
-among them define an objective on the members' outputs. Nothing here knows any plugin by name.
+A spec names plugins; the registry finds them; `load_spec` turns the file into validated instances; the methods among
+them define an objective on the members' outputs; a `Trainer` trains the members in a run directory; `open_run` and
+`load` read what is there. Nothing here knows any plugin by name.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Dataset, Method, Model
 from ensemblekit.core.registry import PluginInfo, Registry, discover
 from ensemblekit.data.in_memory import InMemoryData
-from ensemblekit.data.loading import load_data
+from ensemblekit.data.loading import Data, load_data
 from ensemblekit.display.progress import Progress, choose_progress
+from ensemblekit.inference import loading
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.build import build_member
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.spec import reader as spec_reader
+from ensemblekit.runs.run import Run, read_run, read_spec
+from ensemblekit.spec import reader
 from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
-from ensemblekit.training import runs
-from ensemblekit.training.runs import Run, free_directory, load_ensemble, resume_run, run_spec, train_run
+from ensemblekit.training.trainer import Trainer
 
 MethodLike = Method | str | Mapping[str, Any]
 LossLike = Loss | str | Mapping[str, Any]
@@ -45,12 +47,20 @@ def load_spec(
     overrides: Mapping[str, Any] | None = None,
     plugins: Iterable[str | Path] = (),
 ) -> Spec:
-    """Read and validate a spec from a TOML file or a dict.
+    """Read and validate a spec.
 
-    `overrides` maps dotted paths to values (``{"training.epochs": 3}``); `plugins` are local Python files
-    whose plugin classes the spec may name. Raises a `SpecError` that lists everything that is wrong.
+    Args:
+        source: path of a TOML file, or its content as a mapping.
+        overrides: values by dotted path, such as ``{"training.epochs": 3}``.
+        plugins: local Python files whose plugin classes the spec may name.
+
+    Returns:
+        The spec, with an instance of every plugin and every default filled in.
+
+    Raises:
+        SpecError: the spec is invalid; the error lists every problem.
     """
-    return spec_reader.load_spec(source, overrides, _registry(plugins))
+    return reader.load_spec(source, overrides, _registry(plugins))
 
 
 def train(
@@ -59,23 +69,35 @@ def train(
     progress: bool | Progress = True,
     data: tuple[Any, Any] | None = None,
     plugins: Iterable[str | Path] = (),
+    name: str = "run",
 ) -> Run:
-    """Train an ensemble and leave everything about it in the directory `out` (default: the next free runs/run-N).
+    """Train an ensemble and keep everything about it in a run directory.
 
-    `spec` is what `load_spec` returned, or what it takes. `data` are your own training and test data: map-style
-    torch data sets, or pairs of tensors, in place of the spec's; name the data set "given" if the spec has none.
-    `progress` is False for silence.
+    Args:
+        spec: what to train: a `Spec`, or anything that `load_spec` takes.
+        out: the run directory, which must be empty or not exist yet. Default: runs/NAME-NUMBER with a free number.
+        progress: False for silence, or a display of your own: an object with ``@hookimpl`` methods and `close`.
+        data: training and test data in place of the spec's: map-style torch data sets, or pairs of tensors (inputs,
+            targets). Name the data set "given" if the spec has none.
+        plugins: local Python files whose plugin classes the spec may name.
+        name: see `out`.
+
+    Returns:
+        The finished run: its path, metrics, history and trained ensemble.
+
+    Raises:
+        SpecError: the spec is invalid.
+        DataError: the data cannot be read or does not fit.
+        RunError: the run directory cannot be used.
+        NumericError: training diverged; the last checkpoint is kept.
+        Interrupted: Ctrl-C or SIGTERM; continue with `resume`.
     """
     registry = _registry(plugins)
     if not isinstance(spec, Spec):
-        spec = spec_reader.load_spec(spec, None, registry)
-    given = None
-    if data is not None:
-        dataset = spec.data if isinstance(spec.data, InMemoryData) else InMemoryData()
-        spec = replace(spec, data=dataset)
-        given = load_data(dataset.of(*data), spec.seed)
-    with closing(_progress(progress)) as shown:
-        return train_run(spec, Path(out) if out else free_directory("run"), given, shown, registry)
+        spec = reader.load_spec(spec, None, registry)
+    spec, loaded = _with_data(spec, data)
+    with _display(progress) as display:
+        return run_spec(spec, registry, out, [display], loaded, name)
 
 
 def resume(
@@ -84,31 +106,67 @@ def resume(
     data: tuple[Any, Any] | None = None,
     plugins: Iterable[str | Path] = (),
 ) -> Run:
-    """Take a run up from its last checkpoint; the result is bit for bit that of a run that was never stopped."""
-    given = None
-    registry = _registry(plugins)
-    if data is not None:
-        spec = run_spec(RunDirectory.open(Path(path)), registry)
-        dataset = spec.data if isinstance(spec.data, InMemoryData) else InMemoryData()
-        given = load_data(dataset.of(*data), spec.seed)
-    with closing(_progress(progress)) as shown:
-        return resume_run(Path(path), given, shown, registry)
+    """Continue a run from its last checkpoint; the result is bit-identical to that of an uninterrupted run.
+
+    Args:
+        path: the run directory. A run that has finished is returned unchanged.
+        progress: as for `train`.
+        data: as for `train`, if the run was started with data from Python.
+        plugins: as for `train`.
+
+    Raises:
+        RunError: there is no run, its spec was changed, no checkpoint is usable, or it is in use.
+    """
+    with _display(progress) as display:
+        return resume_run(path, _registry(plugins), [display], data)
+
+
+def open_run(path: str | Path, plugins: Iterable[str | Path] = ()) -> Run:
+    """Open a run, finished or not, without locking or training it.
+
+    Args:
+        path: the run directory.
+        plugins: local Python files whose plugin classes the run uses.
+
+    Returns:
+        Its spec, status, history, metrics, members, environment and checkpoints; `ensemble` loads the weights.
+
+    Raises:
+        RunError: there is no run, or its files are damaged.
+        PluginError: a plugin of the run is not installed.
+    """
+    return _read(RunDirectory.open(path), _registry(plugins))
 
 
 def load(path: str | Path, plugins: Iterable[str | Path] = ()) -> Ensemble:
-    """The trained ensemble of a run, an nn.Module in evaluation mode; weights only, nothing is unpickled."""
-    return load_ensemble(Path(path), _registry(plugins))
+    """Load the trained ensemble of a run, an `nn.Module` in evaluation mode; nothing is unpickled.
+
+    Args:
+        path: the directory of a finished run.
+        plugins: local Python files whose plugin classes the run uses.
+
+    Raises:
+        RunError: the run has not finished, or its files are damaged.
+    """
+    return loading.load_ensemble(Path(path), _registry(plugins))
 
 
 def evaluate_run(
     path: str | Path, data: str | Mapping[str, Any] | None = None, plugins: Iterable[str | Path] = ()
 ) -> dict[str, float]:
-    """The metrics of a run's ensemble on its test data, or on that of another data set of the same form."""
+    """Compute the metrics of a run's ensemble on its test data.
+
+    Args:
+        path: the directory of a finished run.
+        data: another data set with inputs and outputs of the same shape, by its name or its table.
+        plugins: local Python files whose plugin classes the run uses.
+    """
     registry = _registry(plugins)
     other = None
     if data is not None:
-        other = load_data(build_plugin(Dataset, data, registry), run_spec(RunDirectory.open(Path(path)), registry).seed)
-    return runs.evaluate_run(Path(path), other, registry)
+        seed = read_spec(RunDirectory.open(path), registry).seed
+        other = load_data(build_plugin(Dataset, data, registry), seed)
+    return loading.evaluate_run(Path(path), other, registry)
 
 
 def objective(
@@ -118,11 +176,22 @@ def objective(
     loss: LossLike = DEFAULT_LOSS,
     sample_weights: Tensor | None = None,
 ) -> Tensor:
-    """What a method, or several together, minimises: a scalar that can be differentiated.
+    """Compute the objective of a method, or of several composed methods.
 
-    `outputs` are the members' raw outputs (M, B, C), `target` class indices (B,) or real values.
-    `sample_weights` (B, M) are the rows of the run's weights that belong to this batch; without them every
-    sample counts the same, also for methods that draw weights when training (see `draw_sample_weights`).
+    Args:
+        method: a method, its name or its table, or a list of these.
+        outputs: the members' raw outputs (M, B, C).
+        target: class indices (B,) or real values (B,) or (B, C).
+        loss: the loss that the method builds on, its name or its table.
+        sample_weights: weights (B, M) of the samples of this batch. Default: 1, also for methods that sample weights
+            in training (see `draw_sample_weights`).
+
+    Returns:
+        A scalar that can be differentiated.
+
+    Raises:
+        DataError: outputs, targets or weights do not fit.
+        NumericError: the objective is not finite.
     """
     run_objective = _objective(method, loss)
     if not outputs.is_meta:
@@ -137,21 +206,30 @@ def objective(
 def draw_sample_weights(
     method: MethodLike | Sequence[MethodLike], num_samples: int, num_members: int, seed: int = 0
 ) -> Tensor | None:
-    """The weights (N, M) that a run of these methods with this seed would use; None if they draw none."""
-    return _objective(method, DEFAULT_LOSS).sample_weights(num_samples, num_members, seed)
+    """Sample the weights (N, M) that a run of these methods with this seed would use; None if all are 1."""
+    return _objective(method, DEFAULT_LOSS).hooks.sample_weights(num_samples, num_members, seed)
 
 
 def decompose(outputs: Tensor, target: Tensor, loss: LossLike = DEFAULT_LOSS) -> Decomposition:
-    """The bias-variance decomposition of the ensemble's loss on member outputs (M, B, C), for any loss."""
+    """Decompose the loss of the mean output into mean member loss, diversity and remainder, for any loss.
+
+    Args:
+        outputs: the members' raw outputs (M, B, C).
+        target: class indices (B,) or real values (B,) or (B, C).
+        loss: the loss, its name or its table.
+    """
     chosen = _loss(loss)
     chosen.check_values(outputs, target)
     return decomposition.decompose(outputs, target, chosen)
 
 
 def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> dict[str, float]:
-    """Metrics of member outputs (M, N, C): accuracy, calibration, diversity … or, for real targets, MSE, R² …
+    """Compute metrics of member outputs: accuracy, calibration, diversity … or, for real targets, MSE, R² …
 
-    Without a loss it is cross-entropy for class indices and the squared error for real targets.
+    Args:
+        outputs: the members' raw outputs (M, N, C).
+        target: class indices (N,) or real values (N,) or (N, C).
+        loss: the loss. Default: cross-entropy for class indices, the squared error for real targets.
     """
     chosen = _loss(loss or ("mse" if target.is_floating_point() else DEFAULT_LOSS))
     chosen.check_values(outputs, target)
@@ -159,53 +237,102 @@ def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> d
 
 
 def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:
-    """One member, (B, *input_shape) → (B, num_outputs), on the CPU: the first of an ensemble with this seed.
+    """Build one member, (B, *input_shape) → (B, num_outputs), on the CPU: the first of an ensemble with this seed.
 
-    `spec` is the model's table, its name or an instance; torch's own random number generators are left as they were.
+    Args:
+        spec: the model, its name or its table.
+        input_shape: shape of one input, without the batch dimension.
+        num_outputs: outputs per sample.
+        seed: determines the initial weights; torch's global random generator is not used.
     """
-    model = spec if isinstance(spec, Model) else build_plugin(Model, spec, _installed(tuple(sys.path)))
+    model = spec if isinstance(spec, Model) else build_plugin(Model, spec, _registry())
     return build_member(model, tuple(input_shape), num_outputs, seed, member=0)
 
 
 def methods() -> Mapping[str, PluginInfo]:
-    """The installed methods by name; nothing is imported until you ask one to `load`."""
-    return _installed(tuple(sys.path)).plugins("method")
+    """Return the installed methods by name; a plugin is imported only by its `load`."""
+    return _registry().plugins("method")
 
 
 def models() -> Mapping[str, PluginInfo]:
-    """The installed base models by name."""
-    return _installed(tuple(sys.path)).plugins("model")
+    """Return the installed base models by name."""
+    return _registry().plugins("model")
 
 
 def datasets() -> Mapping[str, PluginInfo]:
-    """The installed data sets by name."""
-    return _installed(tuple(sys.path)).plugins("dataset")
+    """Return the installed data sets by name."""
+    return _registry().plugins("dataset")
 
 
-def _progress(progress: bool | Progress) -> Progress:
-    if isinstance(progress, Progress):
-        return progress
-    return choose_progress(quiet=not progress)
+def run_spec(
+    spec: Spec,
+    registry: Registry,
+    out: str | Path | None = None,
+    listeners: Iterable[object] = (),
+    data: Data | None = None,
+    name: str = "run",
+) -> Run:
+    """Train a spec with the plugins of a registry; see `train`."""
+    claim = RunDirectory.claim(out) if out else RunDirectory.claim_next(name)
+    with claim as directory:
+        Trainer(spec, directory, data, listeners).train(registry)
+    return _read(directory, registry)
 
 
-def _registry(files: Iterable[str | Path]) -> Registry:
-    files = tuple(files)
-    return discover(files) if files else _installed(tuple(sys.path))
+def resume_run(
+    path: str | Path, registry: Registry, listeners: Iterable[object] = (), data: tuple[Any, Any] | None = None
+) -> Run:
+    """Resume a run with the plugins of a registry; see `resume`."""
+    directory = RunDirectory.open(path)
+    directory.check_spec_unchanged()
+    spec, loaded = _with_data(read_spec(directory, registry), data)
+    with directory.lock():
+        if directory.read_result() is None:
+            Trainer(spec, directory, loaded, listeners).resume()
+    return _read(directory, registry)
+
+
+@contextmanager
+def _display(progress: bool | Progress) -> Iterator[Progress]:
+    """Yield the display; one that is made here is also closed here."""
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    display = choose_progress(quiet=not progress)
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+def _with_data(spec: Spec, data: tuple[Any, Any] | None) -> tuple[Spec, Data | None]:
+    """Replace the data set of a spec by data from Python, if there is any."""
+    if data is None:
+        return spec, None
+    dataset = spec.data if isinstance(spec.data, InMemoryData) else InMemoryData()
+    return replace(spec, data=dataset), load_data(dataset.of(*data), spec.seed)
+
+
+def _read(directory: RunDirectory, registry: Registry) -> Run:
+    return read_run(directory, registry, partial(loading.load_ensemble, directory.path, registry))
+
+
+def _registry(files: Iterable[str | Path] = ()) -> Registry:
+    """Return the registry of the installed plugins and those of local files; a file is executed once per version."""
+    versions = tuple((str(file), Path(file).stat().st_mtime_ns if Path(file).exists() else 0) for file in files)
+    return _discovered(tuple(sys.path), versions)
 
 
 @cache
-def _installed(search_path: tuple[str, ...]) -> Registry:
-    return discover()
+def _discovered(search_path: tuple[str, ...], versions: tuple[tuple[str, int], ...]) -> Registry:
+    return discover(file for file, _ in versions)
 
 
 def _objective(method: MethodLike | Sequence[MethodLike], loss: LossLike) -> Objective:
     listed = method if isinstance(method, Sequence) and not isinstance(method, str) else [method]
-    methods = [
-        entry if isinstance(entry, Method) else build_plugin(Method, entry, _installed(tuple(sys.path)))
-        for entry in listed
-    ]
+    methods = [entry if isinstance(entry, Method) else build_plugin(Method, entry, _registry()) for entry in listed]
     return Objective(methods, _loss(loss))
 
 
 def _loss(loss: LossLike) -> Loss:
-    return loss if isinstance(loss, Loss) else build_plugin(Loss, loss, _installed(tuple(sys.path)))
+    return loss if isinstance(loss, Loss) else build_plugin(Loss, loss, _registry())

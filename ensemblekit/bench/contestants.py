@@ -23,10 +23,11 @@ from ensemblekit.bench.timing import count_flops
 from ensemblekit.bench.workloads import SEED, Workload
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.in_memory import data_from_datasets
-from ensemblekit.engines import ENGINES, Slot, unsupported
-from ensemblekit.engines.selection import measure_engines
+from ensemblekit.engines.selection import Work, engine_class, measure_engines
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.members.state import MemberState
 from ensemblekit.spec.optimizers import Optimizer, optimizer_classes
+from ensemblekit.spec.sections import ENGINES
 
 NAIVE = "naive"
 OURS = "ensemblekit"
@@ -77,40 +78,39 @@ def repeated(step: Callable[[], object], steps: int) -> Round:
 
 def training_contest(workload: Workload, device: torch.device) -> Contest:
     """Training steps by each engine."""
-    optimizer = workload.run_spec.optimizer.name
     settings = workload.settings(device)
-    slots = workload.slots(device)
-    reasons = {name: unsupported(name, slots, settings, optimizer) for name in ENGINES}
+    members = workload.members(device)
+    reasons = {name: engine_class(name).unsupported(members, settings) for name in ENGINES}
     batch, weights = workload.batch(device), workload.sample_weights(device)
 
     def naive(stack: ExitStack) -> Round:
-        loop = naive_loop(workload, workload.slots(device))
+        loop = naive_loop(workload, workload.members(device))
         return repeated(lambda: loop.step(batch.inputs, batch.targets, weights), workload.steps)
 
     def engine(name: str, stack: ExitStack) -> Round:
-        running = ENGINES[name](workload.slots(device), workload.objective(), settings)
+        running = engine_class(name)(workload.members(device), workload.objective(), settings)
         stack.callback(running.close)
         steps = count()
         rate = workload.learning_rate
         return repeated(lambda: running.train_step(batch, weights, rate, next(steps)), workload.steps)
 
     def flops() -> int:
-        trained = naive_loop(workload, [slot for slot in workload.slots(device) if not slot.frozen])
+        trained = naive_loop(workload, [member for member in workload.members(device) if not member.frozen])
         return count_flops(lambda: trained.step(batch.inputs, batch.targets, weights))
 
     return Contest(
         {NAIVE: naive, **{name: partial(engine, name) for name, reason in reasons.items() if reason is None}},
         {name: reason for name, reason in reasons.items() if reason is not None},
         flops,
-        lambda: measure_engines(slots, workload.objective(), settings, optimizer, batch, weights),
+        lambda: measure_engines(Work(members, workload.objective(), settings, batch, weights)),
     )
 
 
-def naive_loop(workload: Workload, slots: list[Slot]) -> NaiveLoop:
-    """The hand-written loop over the networks of these slots; frozen copies run but are not trained."""
-    for slot in slots:
-        slot.network.train(not slot.frozen).requires_grad_(not slot.frozen)
-    networks = [slot.network for slot in slots]
+def naive_loop(workload: Workload, members: list[MemberState]) -> NaiveLoop:
+    """The hand-written loop over the networks of these members; frozen copies run but are not trained."""
+    for member in members:
+        member.network.train(not member.frozen).requires_grad_(not member.frozen)
+    networks = [member.network for member in members]
     return NaiveLoop(networks, NAIVE_LOSSES[workload.naive], partial(published_optimizer, workload.run_spec.optimizer))
 
 
@@ -128,16 +128,16 @@ def inference_contest(workload: Workload, device: torch.device) -> Contest:
     predicting = torch.inference_mode()
 
     def naive(stack: ExitStack) -> Round:
-        networks = [slot.network.eval() for slot in workload.slots(device)]
+        networks = [member.network.eval() for member in workload.members(device)]
         return predicting(repeated(lambda: naive_outputs(networks, inputs), workload.steps))
 
     def ours(stack: ExitStack) -> Round:
-        networks = [slot.network for slot in workload.slots(device)]
+        networks = [member.network for member in workload.members(device)]
         ensemble = Ensemble(networks, workload.run_spec, workload.info).eval()
         return predicting(repeated(lambda: ensemble(inputs), workload.steps))
 
     def flops() -> int:
-        networks = [slot.network.eval() for slot in workload.slots(device)]
+        networks = [member.network.eval() for member in workload.members(device)]
         with torch.no_grad():
             return count_flops(lambda: naive_outputs(networks, inputs))
 

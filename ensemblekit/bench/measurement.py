@@ -13,7 +13,7 @@ from ensemblekit.bench.contestants import NAIVE, Contest, Round, contest_of, nai
 from ensemblekit.bench.peak_memory import peak_memory
 from ensemblekit.bench.timing import GemmMeter, Timing, interleaved, synchroniser
 from ensemblekit.bench.workloads import Workload
-from ensemblekit.engines.capabilities import fast_paths
+from ensemblekit.engines.capabilities import capabilities
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def measure(workload: Workload, device: torch.device, with_memory: bool) -> Resu
     entries += [Entry(name, cannot_run=reason) for name, reason in contest.cannot_run.items()]
     auto = auto_choice(measured, seconds, timings) if measured else None
     has_model = workload.kind != "pipeline"
-    paths = fast_paths(workload.run_spec.model, workload.input_shape) if has_model else {}
+    paths = capabilities(workload.run_spec.model, workload.input_shape) if has_model else {}
     return Result(workload, tuple(entries), auto, meter.best_rate, paths)
 
 

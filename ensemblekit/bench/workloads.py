@@ -19,8 +19,9 @@ from ensemblekit.core.registry import discover
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines import Settings, Slot
-from ensemblekit.members.growing import TrainingMembers
+from ensemblekit.engines.base import EngineSettings
+from ensemblekit.members.growing import GrowingMembers
+from ensemblekit.members.state import MemberState
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import Spec
 
@@ -72,23 +73,22 @@ class Workload:
 
     @property
     def learning_rate(self) -> float:
-        rate: float = getattr(self.run_spec.optimizer, "lr")  # noqa: B009 - a field of every optimizer's own section
-        return rate
+        return self.run_spec.optimizer.learning_rate
 
     def objective(self) -> Objective:
         return Objective(self.run_spec.methods, self.run_spec.loss)
 
-    def settings(self, device: torch.device) -> Settings:
-        return Settings(device, self.run_spec.optimizer.build, recompute=self.run_spec.engine.recompute)
+    def settings(self, device: torch.device) -> EngineSettings:
+        return EngineSettings(device, self.run_spec.optimizer, recompute=self.run_spec.engine.recompute)
 
-    def slots(self, device: torch.device) -> list[Slot]:
+    def members(self, device: torch.device) -> list[MemberState]:
         """The members as late in a run: a method that starts with fewer of them has frozen copies of the last one."""
         num_members = self.run_spec.ensemble.members
-        members = TrainingMembers(self.run_spec, self.info, self.num_outputs, device)
-        members.start(self.objective().hooks.hook.members_at_start(num_members=num_members))
+        members = GrowingMembers(self.run_spec, self.info, device)
+        members.start(self.objective().hooks.call.members_at_start(num_members=num_members))
         while len(members) < num_members:
             members.keep_copy(len(members) - 1)
-        return members.slots
+        return members.states
 
     def batch(self, device: torch.device) -> Batch:
         """Random inputs and classes, always the same."""
@@ -99,7 +99,7 @@ class Workload:
 
     def sample_weights(self, device: torch.device) -> Tensor | None:
         """The weights (B, M) of the batch's samples, if the method has any."""
-        weights = self.objective().sample_weights(self.batch_size, self.run_spec.ensemble.members, SEED)
+        weights = self.objective().hooks.sample_weights(self.batch_size, self.run_spec.ensemble.members, SEED)
         return None if weights is None else weights.to(device)
 
 

@@ -43,7 +43,7 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
     from ensemblekit.bench.workloads import select_workloads
     from ensemblekit.display.console import Printer
     from ensemblekit.runs.atomic import replace_file
-    from ensemblekit.training.runs import choose_device
+    from ensemblekit.training.environment import choose_device
 
     workloads = select_workloads(names, quick)
     if output is not None:

@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from ensemblekit.cli import bench, plugins, runs, specs
-from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean
-from ensemblekit.core.faults import explained
+from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 
 INTERRUPTED = 130
 
@@ -75,7 +74,7 @@ class Commands(click.Group):
         except (Exception, SystemExit) as error:  # a plugin may raise anything
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            ctx.exit(_report_error(explained(error)))
+            ctx.exit(_report_error(explain(error)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -96,7 +95,7 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def _report_error(error: EnsemblekitError) -> int:
-    return _report("; ".join(part for part in (error.what, error.where, error.fix) if part), error.exit_code)
+    return _report(error.line, error.exit_code)
 
 
 def _report(message: str, exit_code: int) -> int:

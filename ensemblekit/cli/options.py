@@ -1,4 +1,4 @@
-"""Options that several commands share, and the list of plugin kinds."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import click
 
 from ensemblekit.cli.completion import complete_directory, complete_setting, complete_spec
 from ensemblekit.core.errors import UsageError
-from ensemblekit.core.registry import GROUPS
-
-KINDS = {group.rpartition(".")[2]: kind for kind, group in GROUPS.items()}
-"""Plugin kinds by their plural: `methods` → `method`."""
+from ensemblekit.core.kinds import KINDS
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 plugin_option = click.option(
@@ -32,9 +29,7 @@ set_option = click.option(
     shell_complete=complete_setting,
     help="Override a value of the spec, for example: --set training.epochs=3. Repeatable.",
 )
-kind_option = click.option(
-    "--kind", type=click.Choice(list(KINDS.values())), help="Kind of plugin, if the name is ambiguous."
-)
+kind_option = click.option("--kind", type=click.Choice(list(KINDS)), help="Kind of plugin, if the name is ambiguous.")
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress; print only the path of the run.")
 spec_argument = click.argument(
     "spec_file", metavar="SPEC", type=click.Path(path_type=Path), shell_complete=complete_spec

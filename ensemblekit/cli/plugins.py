@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ensemblekit.cli.completion import complete_directory, complete_parameter, complete_plugin, complete_target
-from ensemblekit.cli.options import KINDS, json_option, kind_option, plugin_option
+from ensemblekit.cli.options import json_option, kind_option, plugin_option
 from ensemblekit.core.errors import PluginError, UsageError, did_you_mean
-from ensemblekit.scaffold.kinds import SUMMARIES
+from ensemblekit.core.kinds import KINDS
 
 if TYPE_CHECKING:
     from ensemblekit.core.registry import PluginInfo, Registry
 
 
 @click.command("list")
-@click.argument("kind", required=False, type=click.Choice(list(KINDS)))
+@click.argument("plural", metavar="[KIND]", required=False, type=click.Choice([kind.plural for kind in KINDS.values()]))
 @plugin_option
 @json_option
-def list_plugins(kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
+def list_plugins(plural: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
     """List the installed plugins, all or those of one kind.
 
     Nothing is imported, so a broken plugin does no harm; `ensemblekit plugins` imports all plugins and reports
@@ -34,17 +34,18 @@ def list_plugins(kind: str | None, plugin_files: Sequence[str], as_json: bool) -
     from ensemblekit.display.plugin_pages import BRIEF, DETAILED, list_kind, print_kind
 
     registry, printer = discover(plugin_files), Printer()
-    if kind is not None:
-        listing = DETAILED.get(KINDS[kind], BRIEF)
-        facts = list_kind(registry, KINDS[kind], listing)
+    kinds = {kind.plural: kind.name for kind in KINDS.values()}
+    if plural is not None:
+        listing = DETAILED.get(kinds[plural], BRIEF)
+        facts = list_kind(registry, kinds[plural], listing)
         if as_json:
             printer.json(facts)
         elif facts:
             print_kind(printer, facts, listing)
         else:
-            printer.text(f"no {kind} are installed")
+            printer.text(f"no {plural} are installed")
         return
-    found = {plural: list_kind(registry, singular, BRIEF) for plural, singular in KINDS.items()}
+    found = {plural: list_kind(registry, kind, BRIEF) for plural, kind in kinds.items()}
     if as_json:
         printer.json(found)
         return
@@ -78,9 +79,9 @@ def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_
         raise UsageError(f'no plugin "{name}"', fix=f"{near} ensemblekit list shows the installed plugins".strip())
     page = plugin_page(info)
     if info.kind == "model":
-        from ensemblekit.engines.capabilities import default_paths
+        from ensemblekit.engines.capabilities import default_capabilities
 
-        page["paths"] = default_paths(info.load())
+        page["paths"] = default_capabilities(info.load())
     printer = Printer()
     if as_json:
         printer.json(page)
@@ -113,7 +114,11 @@ def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.option(
-    "--kind", type=click.Choice(list(SUMMARIES)), default="method", show_default=True, help="Kind of plugin to start."
+    "--kind",
+    type=click.Choice([kind.name for kind in KINDS.values() if kind.template]),
+    default="method",
+    show_default=True,
+    help="Kind of plugin to start.",
 )
 @click.option(
     "--dir",

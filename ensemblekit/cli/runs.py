@@ -22,7 +22,7 @@ from ensemblekit.cli.options import (
 from ensemblekit.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ensemblekit.training.runs import Run
+    from ensemblekit.runs.run import Run
 
 
 @click.command()
@@ -64,7 +64,6 @@ def train(
     from ensemblekit.display.progress import choose_progress
     from ensemblekit.spec.shipped import find_spec
     from ensemblekit.spec.tables import parse_override
-    from ensemblekit.training.runs import free_directory
 
     overrides = dict(parse_override(setting) for setting in settings)
     if device is not None:
@@ -72,7 +71,7 @@ def train(
     path = find_spec(spec_file)
     spec = api.load_spec(path, overrides, plugin_files)
     with closing(choose_progress(quiet or as_json)) as progress:
-        run = api.train(spec, out or free_directory(path.stem), progress=progress, plugins=plugin_files)
+        run = api.train(spec, out, progress=progress, plugins=plugin_files, name=path.stem)
     _print_run(run, quiet, as_json)
 
 

@@ -28,9 +28,9 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     SPEC is a TOML file, or the name of a shipped spec. A value of --set is read as TOML; anything that is not valid
     TOML is taken as a string.
     """
-    from ensemblekit.core.description import spec_overview
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
+    from ensemblekit.spec.overview import spec_overview
     from ensemblekit.spec.reader import load_spec
     from ensemblekit.spec.shipped import find_spec
     from ensemblekit.spec.tables import parse_override

@@ -18,18 +18,18 @@ class Decomposition:
     diversity: Tensor
     remainder: Tensor
     remainder_bound: Tensor | None
-    """At least \\|remainder\\|; None if the loss knows no bound on its third derivative."""
+    """An upper bound of \\|remainder\\|; None if the loss has no bound on its third derivative."""
 
 
 def quadratic_diversity(outputs: Tensor, center: Tensor, target: Tensor, loss: Loss) -> Tensor:
-    """½ dᵀ D d (M, B) for each member: outputs (M, B, C), d = outputs - center, D the Hessian at `center` (B, C)."""
+    """Compute ½ dᵀ D d (M, B) of each member: d = outputs - center (M, B, C), D the Hessian at `center` (B, C)."""
     return 0.5 * loss.quadratic_form(center, target, outputs - center)
 
 
 def decompose(outputs: Tensor, target: Tensor, loss: Loss) -> Decomposition:
-    """The four terms of eq. 3 for member outputs (M, B, C), and the bound on the remainder.
+    """Compute the four terms of eq. 3 for member outputs (M, B, C), and the bound on the remainder.
 
-    The centre is the mean of the outputs whatever a method combines by: only there the linear term vanishes.
+    The centre is the mean of the outputs, however a method combines them: only there the linear term vanishes.
     """
     center = outputs.mean(dim=0)
     ensemble_loss = loss(center, target)

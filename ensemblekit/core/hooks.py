@@ -1,36 +1,28 @@
-"""A plugin manager for one run: checks implementations when they are registered, and knows the defaults."""
+"""The hooks of one run: implementations are verified when they are registered, results when they are returned."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from functools import cached_property
-from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pluggy
+from torch import Tensor
 
 from ensemblekit.core import hookspecs
-from ensemblekit.core.errors import PluginError, choices
+from ensemblekit.core.errors import NumericError, PluginError
 from ensemblekit.core.hookspecs import PROJECT, hookimpl
+from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Plugin
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ensemblekit.core.losses import Loss
+from ensemblekit.core.seeds import generator
+from ensemblekit.core.tensors import describe_tensor
+from ensemblekit.core.verification import verify_hooks
 
 DEFAULTS = "defaults"
 
-HOOK_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    name: tuple(inspect.signature(function).parameters)
-    for name, function in vars(hookspecs).items()
-    if hasattr(function, f"{PROJECT}_spec")
-}
-
 
 class Defaults:
-    """What happens where no method answers: mean of the outputs, l/M for each member, nothing else."""
+    """What happens where no method implements a hook: the outputs are averaged, and each member's loss is l/M."""
 
     @hookimpl
     def combine(self, outputs: Tensor) -> Tensor:
@@ -54,95 +46,126 @@ class _Manager(pluggy.PluginManager):
         return super().parse_hookimpl_opts(plugin, name)
 
 
-def implemented_hooks(plugin_class: type) -> dict[str, Callable[..., Any]]:
-    """The functions of a class that are marked with ``@hookimpl``, by name."""
-    functions = {name: inspect.getattr_static(plugin_class, name) for name in dir(plugin_class)}
-    return {name: function for name, function in functions.items() if hasattr(function, f"{PROJECT}_impl")}
+class RunHooks:
+    """The hooks of a run's methods, extensions and listeners, with the defaults below them.
+
+    Args:
+        plugins: methods and extensions; of several results that of the plugin listed last counts.
+        listeners: other objects whose ``@hookimpl`` methods follow the life cycle, such as a display.
+    """
+
+    def __init__(self, plugins: Iterable[Plugin], listeners: Iterable[object] = ()) -> None:
+        self._manager = _Manager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._manager.register(Defaults(), name=DEFAULTS)
+        for plugin in plugins:
+            verify_hooks(type(plugin), plugin.name)
+            if self._manager.has_plugin(plugin.name):
+                raise PluginError(f'plugin "{plugin.name}" is listed twice', fix="list each method once")
+            self._manager.register(plugin, name=plugin.name)
+        for listener in listeners:
+            verify_hooks(type(listener), type(listener).__name__)
+            self._manager.register(listener)
+
+    @property
+    def call(self) -> Any:
+        """Calls a hook by its name: ``hooks.call.combine(outputs=…)``."""
+        return self._manager.hook
+
+    def is_implemented(self, hook: str) -> bool:
+        """Whether a plugin, or the defaults, implement a hook."""
+        return bool(getattr(self.call, hook).get_hookimpls())
+
+    def results(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
+        """Call each plugin's implementation of a hook by itself; yields (plugin name, result) unless that is None."""
+        for implementation in reversed(getattr(self.call, hook).get_hookimpls()):
+            result = implementation.function(*(arguments[name] for name in implementation.argnames))
+            if result is not None:
+                yield implementation.plugin_name, result
+
+    def first_result(self, hook: str, **arguments: Any) -> tuple[str, Any]:
+        """Return the name of the plugin whose result counts and that result; ("", None) if there is none."""
+        return next(self.results(hook, **arguments), ("", None))
+
+    def passes(self, num_members: int) -> int | None:
+        """Return the number of stochastic passes per network in a prediction; None: one deterministic pass."""
+        name, passes = self.first_result("passes", num_members=num_members)
+        if passes is not None and (not isinstance(passes, int) or isinstance(passes, bool) or passes < 1):
+            raise violation(name, "passes", "an integer of at least 1", passes)
+        return passes
+
+    def sample_weights(self, num_samples: int, num_members: int, seed: int) -> Tensor | None:
+        """Sample the weights (N, M) of a run from its seed; None if all samples have weight 1."""
+        product = None
+        shape = (num_samples, num_members)
+        for implementation in self.call.sample_weights.get_hookimpls():
+            # a generator for each method, so that its weights do not depend on the methods it is composed with
+            name = implementation.plugin_name
+            source = generator(seed, "sample_weights", name)
+            arguments = {"num_samples": num_samples, "num_members": num_members, "generator": source}
+            weights = implementation.function(*(arguments[argument] for argument in implementation.argnames))
+            if weights is None:
+                continue
+            if not _is_float_tensor(weights) or tuple(weights.shape) != shape:
+                raise violation(name, "sample_weights", f"a floating-point tensor of shape {shape}", weights)
+            if not bool(weights.isfinite().all()):
+                raise not_finite(name, "sample_weights")
+            product = weights if product is None else product * weights
+        return product
+
+    @property
+    def fits_combiner(self) -> bool:
+        """Whether the combination of outputs is fitted on validation data."""
+        return self.is_implemented("fit_combiner")
+
+    def fit_combiner(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor | None:
+        """Fit `combine` on the outputs (M, N, C) for validation data; None if there is nothing to fit."""
+        arguments = {"outputs": outputs, "target": target, "loss": loss, "num_members": len(outputs)}
+        name, fitted = self.first_result("fit_combiner", **arguments)
+        if fitted is None:
+            return None
+        if not _is_float_tensor(fitted) or fitted.device != outputs.device:
+            raise violation(name, "fit_combiner", f"a floating-point tensor on {outputs.device}", fitted)
+        if not bool(fitted.isfinite().all()):
+            raise not_finite(name, "fit_combiner")
+        result: Tensor = fitted
+        return result
+
+    def learning_rate(self, base: float, epoch: float, num_epochs: int) -> float | None:
+        """Return the learning rate that a method sets; None if none does."""
+        rate: float | None = self.call.learning_rate(base=base, epoch=epoch, num_epochs=num_epochs)
+        if rate is not None and (not isinstance(rate, int | float) or not 0 <= rate < float("inf")):
+            name, _ = self.first_result("learning_rate", base=base, epoch=epoch, num_epochs=num_epochs)
+            raise violation(name, "learning_rate", "a number of at least 0, or None", rate)
+        return rate
 
 
-def verify_hooks(plugin_class: type, plugin_name: str) -> None:
-    """Raise a `PluginError` for a misspelt hook, an unknown argument, a default value or a forgotten ``@hookimpl``."""
-    where = f"in {plugin_class.__module__}.{plugin_class.__qualname__}"
-    hooks = implemented_hooks(plugin_class)
-    for hook in HOOK_ARGUMENTS:
-        own = inspect.getattr_static(plugin_class, hook, None)
-        if hook not in hooks and isinstance(own, FunctionType | staticmethod | classmethod):
-            raise PluginError(
-                f'plugin "{plugin_name}": {hook}() is named like a hook but is not marked as one',
-                where,
-                "put @hookimpl on it, or rename it",
-            )
-    for hook, function in hooks.items():
-        if hook not in HOOK_ARGUMENTS:
-            raise PluginError(
-                f'plugin "{plugin_name}": there is no hook "{hook}"', where, choices(hook, HOOK_ARGUMENTS)
-            )
-        if not inspect.isfunction(function):
-            raise PluginError(
-                f'plugin "{plugin_name}": hook "{hook}" is a {type(function).__name__}, which is never called',
-                where,
-                f"make it a method: def {hook}(self, …)",
-            )
-        _verify_arguments(hook, function, plugin_name, where)
+def violation(plugin_name: str, hook: str, expected: str, result: object) -> PluginError:
+    """Return the error for a hook that returned something else than its specification says."""
+    return PluginError(
+        f'plugin "{plugin_name}": hook "{hook}" returned {describe_value(result)}',
+        "",
+        "see ensemblekit/core/hookspecs.py for what each hook returns",
+        plugin=plugin_name,
+        hook=hook,
+        expected=expected,
+    )
 
 
-def verify_overrides(plugin_class: type, plugin_name: str) -> None:
-    """Raise a `PluginError` for a method of the base class that is defined anew and cannot be called like it."""
-    where = f"in {plugin_class.__module__}.{plugin_class.__qualname__}"
-    base = next(cls for cls in plugin_class.__mro__ if cls.__module__.startswith("ensemblekit."))
-    for name in dir(base):
-        declared, own = (inspect.getattr_static(cls, name, None) for cls in (base, plugin_class))
-        if own is declared or name.startswith("_"):
-            continue
-        if isinstance(declared, property) and not isinstance(own, property | cached_property):
-            raise PluginError(f'plugin "{plugin_name}": {name} is not a property', where, "put @property on it")
-        if inspect.isfunction(declared) and inspect.isfunction(own):
-            expected = inspect.signature(declared)
-            try:
-                inspect.signature(own).bind(*expected.parameters)
-            except TypeError as error:
-                what = f'plugin "{plugin_name}": {name}() is called with other arguments ({error})'
-                arguments = ", ".join(expected.parameters)
-                raise PluginError(what, where, f"write def {name}({arguments})") from error
+def not_finite(plugin_name: str, hook: str, where: str = "", fix: str = "") -> NumericError:
+    """Return the error for a hook that returned nan or infinity."""
+    what = f'plugin "{plugin_name}": hook "{hook}" returned a value that is not finite'
+    return NumericError(what, where, fix, plugin=plugin_name, hook=hook)
 
 
-def _verify_arguments(hook: str, function: Callable[..., Any], plugin_name: str, where: str) -> None:
-    arguments = list(inspect.signature(function).parameters.values())
-    if not arguments or arguments[0].name in HOOK_ARGUMENTS[hook]:
-        raise PluginError(
-            f'plugin "{plugin_name}": hook "{hook}" does not take the plugin itself',
-            where,
-            f"write def {hook}(self, …)",
-        )
-    for argument in arguments[1:]:
-        if argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
-            raise PluginError(
-                f'plugin "{plugin_name}": hook "{hook}" takes *{argument.name}, which is never filled',
-                where,
-                f"name the arguments you need; {choices('', HOOK_ARGUMENTS[hook])}",
-            )
-        if argument.name not in HOOK_ARGUMENTS[hook]:
-            raise PluginError(
-                f'plugin "{plugin_name}": hook "{hook}" has no argument "{argument.name}"',
-                where,
-                choices(argument.name, HOOK_ARGUMENTS[hook]),
-            )
-        if argument.default is not argument.empty:
-            raise PluginError(
-                f'plugin "{plugin_name}": argument "{argument.name}" of hook "{hook}" has a default value',
-                where,
-                "remove the default: an argument with one is never filled",
-            )
+def describe_value(value: object) -> str:
+    """Describe a value in a few words: dtype, shape and device of a tensor, the value of a number, else its type."""
+    if isinstance(value, int | float) or value is None:
+        return f"{value} (a float)" if isinstance(value, float) else str(value)
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return describe_tensor(value, with_device=True)
 
 
-def hook_manager(plugins: Iterable[Plugin]) -> pluggy.PluginManager:
-    """A manager with the defaults and then the given plugins, so that the last listed answers first."""
-    manager = _Manager(PROJECT)
-    manager.add_hookspecs(hookspecs)
-    manager.register(Defaults(), name=DEFAULTS)
-    for plugin in plugins:
-        verify_hooks(type(plugin), plugin.name)
-        if manager.has_plugin(plugin.name):
-            raise PluginError(f'plugin "{plugin.name}" is listed twice', fix="list each method once")
-        manager.register(plugin, name=plugin.name)
-    return manager
+def _is_float_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

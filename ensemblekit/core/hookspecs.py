@@ -7,16 +7,17 @@ M members, B samples in the batch, C outputs per sample, N samples in the traini
 (M, B, C) → (M, B) and (B, C) → (B,).
 
 The objective is the mean over the batch of  ensemble_loss + Σ_m select · weight · member_loss.
-With `second_inputs`, a step minimises its sum over two passes.
+With `second_inputs`, a step minimises its sum over two forward passes.
 
 Hooks of the objective are pure functions of tensors: same device and dtype as `outputs`, no ``.item()``,
-no randomness but from a given generator. What changes the ensemble is a life-cycle hook.
+no randomness except from a generator that is passed in. Life-cycle hooks may change the ensemble.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pluggy
 
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from ensemblekit.core.losses import Loss
+    from ensemblekit.spec.sections import Spec
 
 PROJECT = "ensemblekit"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+RunStatus = Literal["finished", "interrupted", "failed"]
 
 
 class GrowingEnsemble(Protocol):
     """What a life-cycle hook may do to the ensemble in training."""
 
     def __len__(self) -> int:
-        """The number of members it has now."""
+        """Return the current number of members."""
 
     def grow(self) -> int:
         """Add a freshly initialised member at the end; returns its index."""
@@ -43,113 +47,168 @@ class GrowingEnsemble(Protocol):
         """Insert a frozen copy of a member just before it; returns the copy's index."""
 
     def freeze(self, member: int) -> None:
-        """Stop a member from learning: its parameters and statistics stay as they are."""
+        """Stop training a member: its parameters and batch-norm statistics no longer change."""
 
 
-# The objective. Where there can be only one answer, of several methods the last listed one that answers (returns
-# something other than None) wins; the defaults answer when no method does.
+# The objective. Where only one value can be used and several methods return one (something other than None), that of
+# the method listed last counts; the defaults are used if no method returns a value.
 
 
 @hookspec(firstresult=True)
 def combine(outputs: Tensor, num_members: int, fitted: Tensor | None) -> Tensor | None:
-    """Join the members' outputs, (M, B, C) → (B, C). Called in every step and prediction. Default: the mean.
+    """Combine the members' outputs, (M, B, C) → (B, C). Called in every step and prediction. Default: the mean.
 
-    `fitted` is what `fit_combiner` answered; None in training, where nothing is fitted.
+    `fitted` is what `fit_combiner` returned; None during training, when nothing is fitted yet.
     """
 
 
 @hookspec(firstresult=True)
 def fit_combiner(outputs: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
-    """Learn from held-out data what `combine` needs, (M, N, C) → a floating-point tensor of any shape on their device.
+    """Fit the parameters of `combine` on validation data, (M, N, C) → a floating-point tensor of any shape.
 
-    Called before every evaluation and at the end of the run, with the outputs for the validation data. What it
-    returned last is saved with the model. It may read values back. Default: nothing is fitted (None).
+    Called before every evaluation and at the end of the run, with the outputs for the validation data. The tensor
+    returned last is saved with the model. The hook may read values back from the device. Default: None, nothing is
+    fitted.
     """
 
 
 @hookspec(firstresult=True)
 def member_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
-    """What each member pays on each sample, → (M, B). Called in every step. Default: loss(outputs, target) / M."""
+    """Return the loss of each member on each sample, (M, B). Called in every step.
+
+    Default: loss(outputs, target) / M.
+    """
 
 
 @hookspec(firstresult=True)
 def ensemble_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
-    """What the ensemble as a whole pays on each sample, → (B,). Called in every step. Default: nothing (None)."""
+    """Return the loss of the ensemble as a whole on each sample, (B,). Called in every step.
+
+    Default: None, there is no such loss.
+    """
 
 
 @hookspec(firstresult=True)
 def second_inputs(inputs: Tensor, gradient: Tensor) -> Tensor | None:
-    """Inputs near those of the batch that a member learns from as well, (…, B, *input_shape) → the same shape.
+    """Return inputs for a second forward pass, such as adversarial ones, (…, B, *input_shape) → the same shape.
 
     Called in every step between its two passes, with `gradient` = d objective / d inputs of one member, or of K
-    members at once with a leading K: answer element by element. The step's objective is that of the outputs for
-    `inputs` plus that of the outputs for the answers, each member's its own; no gradient flows through how they were
-    made. A member that no longer learns gets `inputs` in both passes. Default: there is no second pass; a method that
-    implements the hook must answer.
+    members at once with a leading K: compute it element by element. The step minimises the objective of the outputs
+    for `inputs` plus that of the outputs for the second inputs, which differ from member to member; no gradient flows
+    through their construction. A frozen member sees `inputs` in both passes. Default: there is no second pass; a
+    method that implements the hook must return a tensor.
     """
 
 
-# Answers of several methods to sample_weights and to select_members are multiplied.
+# The values of several methods for sample_weights and for select_members are multiplied.
 
 
 @hookspec
 def sample_weights(num_samples: int, num_members: int, generator: Generator) -> Tensor | None:
-    """How much each training sample counts for each member, → (N, M). Called once per run. Default: 1 (None).
+    """Return the weight of each training sample for each member, (N, M). Called once per run. Default: None, all 1.
 
-    `generator` is derived from the run's seed. Draw member by member, so that a member's weights
-    do not depend on how many others there are.
+    `generator` is derived from the run's seed. Sample member by member, so that a member's weights
+    do not depend on the number of members.
     """
 
 
 @hookspec
 def select_members(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
-    """Who learns from which sample, → a mask that broadcasts to (M, B). Called in every step. Default: all (None)."""
+    """Return which member learns from which sample: a mask that broadcasts to (M, B). Called in every step.
+
+    The mask is boolean or floating-point. Default: None, every member learns from every sample.
+    """
 
 
-# The life cycle. Epochs are counted from 1.
+# The life cycle. Epochs are counted from 1. Where only one value can be used, that of the method listed last counts.
 
 
 @hookspec(firstresult=True)
 def members_at_start(num_members: int) -> int | None:
-    """How many of the spec's members exist when training starts. Called once per run. Default: all of them.
+    """Return how many of the spec's members exist when training starts. Called once per run. Default: all of them.
 
-    The last listed method that answers wins. A method that answers adds the others in `epoch_started`.
+    A method that starts with fewer adds the others in `epoch_started`.
     """
 
 
 @hookspec(firstresult=True)
 def passes(num_members: int) -> int | None:
-    """How many passes each network makes in a prediction, S, each with random numbers of its own.
+    """Return the number of stochastic forward passes per network in a prediction, S (Monte-Carlo dropout).
 
-    Called once per run and when its ensemble is loaded; `num_members` is what the spec asks for. The numbers of a pass
-    are alike for all samples. The outputs of all passes count as those of S · M members, those of the first pass
-    first. `combine` gets the M outputs of each pass, and the mean of its answers is the ensemble's output;
-    `fit_combiner` gets the means over the passes. Training is not concerned. The last listed method that answers wins.
-    Default: one pass without any random numbers (None).
+    Called once per run and when its ensemble is loaded; `num_members` is the number in the spec. A pass uses the same
+    random numbers for all samples. The outputs of all passes count as those of S · M members, the first pass first.
+    `combine` sees the M outputs of one pass, and the mean of its results is the ensemble's output; `fit_combiner`
+    sees the means over the passes. Training does not change. Default: None, one deterministic pass.
     """
 
 
 @hookspec(firstresult=True)
 def learning_rate(base: float, epoch: float, num_epochs: int) -> float | None:
-    """The learning rate after `epoch` (0 ≤ epoch < num_epochs, with fractions) epochs of training.
+    """Return the learning rate after `epoch` (0 ≤ epoch < num_epochs, with fractions) epochs of training.
 
-    Called before every step. Default: `base` as changed by the spec's schedule. The last listed answer wins.
+    Called before every step. Default: None, `base` times the factor of the spec's schedule.
     """
 
 
 @hookspec
-def epoch_started(ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_members: int) -> None:
-    """Called before the first step of each epoch, on every method and extension; may grow or freeze members.
+def run_started(spec: Spec, path: Path, plan: Sequence[tuple[str, str]]) -> None:
+    """Announce a run, new or resumed. Called once, before anything is trained.
 
-    `num_members` is what the spec asks for, ``len(ensemble)`` what there is now.
+    `path` is the run directory and exists; `plan` are the rows that describe the run, each a label and a text.
+    """
+
+
+@hookspec
+def engine_chosen(engine: str, seconds_per_step: Mapping[str, float]) -> None:
+    """Announce the engine of the run. Called once, after `run_started`.
+
+    `seconds_per_step` has the engines that were measured; it is empty if the spec names the engine.
+    """
+
+
+@hookspec
+def epoch_started(ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_members: int, num_steps: int) -> None:
+    """Prepare an epoch; may add, copy or freeze members. Called before the first step of each epoch.
+
+    `num_members` is the number in the spec, ``len(ensemble)`` the current one.
+    """
+
+
+@hookspec
+def step_finished(
+    epoch: int, step: int, num_steps: int, num_samples: int, objective: Tensor, learning_rate: float
+) -> None:
+    """Follow the steps of training. Called after every step, counted from 1 within its epoch.
+
+    `objective` is a scalar on the device: reading its value waits for the device, so read it seldom.
     """
 
 
 @hookspec
 def epoch_finished(epoch: int, num_epochs: int, metrics: Mapping[str, Any]) -> None:
-    """Called after each epoch's evaluation, with the line that is written to metrics.jsonl; for loggers."""
+    """Log an epoch. Called after its evaluation, with the line that is written to metrics.jsonl."""
+
+
+@hookspec
+def checkpoint_saved(epoch: int, path: Path) -> None:
+    """Announce a checkpoint. Called when it is on the disk; epoch 0 is the start. `path` is the run directory."""
 
 
 @hookspec
 def run_finished(metrics: Mapping[str, Any]) -> None:
-    """Called once when training has ended, with the final metrics; for loggers."""
+    """Log the final metrics. Called once, only if the run has finished; see `run_ended` for all ways to end."""
+
+
+@hookspec
+def run_ended(
+    status: RunStatus,
+    metrics: Mapping[str, Any],
+    members: Sequence[Mapping[str, Any]],
+    seconds: Mapping[str, float],
+    error: BaseException | None,
+) -> None:
+    """Close a logger. Called once per `run_started`, however the run ends: "finished", "interrupted" or "failed".
+
+    `metrics` and `members` (those of each member) are the final ones on the test data, empty unless finished;
+    `seconds` says what the time was spent on; `error` is what ended the run, None if it has finished.
+    """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ensemblekit.core.errors import UsageError, choices
-from ensemblekit.core.registry import GROUPS, PluginInfo, Registry
+from ensemblekit.core.kinds import KINDS
+from ensemblekit.core.registry import PluginInfo, Registry
 
 
 def find_plugin(text: str, registry: Registry, kind: str | None = None) -> PluginInfo | None:
@@ -22,8 +23,8 @@ def find_plugin(text: str, registry: Registry, kind: str | None = None) -> Plugi
     """
     prefix, colon, name = text.rpartition(":")
     if colon:
-        if prefix not in GROUPS:
-            raise UsageError(f'"{prefix}" is not a kind of plugin', text, choices(prefix, GROUPS))
+        if prefix not in KINDS:
+            raise UsageError(f'"{prefix}" is not a kind of plugin', text, choices(prefix, KINDS))
         if kind not in (None, prefix):
             raise UsageError(f"two kinds: {prefix} and {kind}", f"{text} --kind {kind}", "name one kind")
         kind = prefix

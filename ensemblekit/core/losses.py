@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
 
 FEW_CLASSES = 32
-"""Over fewer, a softmax is several times as fast where the samples, and not the classes, are neighbours in memory."""
+"""For fewer classes a softmax is several times as fast if samples, not classes, are contiguous in memory."""
 
 
 class Loss(Plugin):
-    """A per-sample loss: implement `per_sample`, and `prepare` if targets need another form than class indices."""
+    """A per-sample loss: implement `per_sample`, and `prepare` if targets are not class indices."""
 
     kind = "loss"
     takes: ClassVar[Literal["logits", "probabilities", "values", "margins"]] = "logits"
-    """What the network's outputs mean under this loss."""
+    """How the network's outputs are interpreted."""
     twice_differentiable: ClassVar[bool] = True
     """Whether exact GNCL and the decomposition may use it."""
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The loss (..., B) of outputs (..., B, C); `target` is what `prepare` returned."""
+        """Compute the loss (..., B) of outputs (..., B, C); `target` is what `prepare` returned."""
 
     def prepare(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The target in the form that `per_sample` takes. Default: class indices (B,)."""
+        """Convert the target to the form that `per_sample` takes. Default: class indices (B,)."""
         return class_indices(outputs, target, self.name)
 
     def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
         return self.per_sample(outputs, self.prepare(outputs, target))
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
-        """dᵀ D d (..., B), with D the Hessian of the loss at `at` (B, C) and d the rows of `direction` (..., B, C).
+        """Compute dᵀ D d (..., B) with D the Hessian of the loss at `at` (B, C) and d a row of `direction` (..., B, C).
 
-        This is the second derivative along d, so two nested derivatives give it for any loss in memory that
-        grows with the size of `direction`; D is never built. Forward derivatives are the cheaper ones, and
-        reverse ones serve the few functions of torch that have no others.
+        This is the second derivative along d, so two nested derivatives give it for any loss with memory proportional
+        to the size of `direction`; D is never built. Forward derivatives are cheaper; reverse ones are used for the
+        few functions of torch that have no forward rule.
         """
         _load_forward_rules()
         prepared = self.prepare(at, target)
-        # forward derivatives do not take tensors whose elements share memory
+        # forward derivatives do not accept tensors whose elements share memory
         start, direction = at.expand_as(direction).contiguous(), direction.contiguous()
 
         def value(point: Tensor) -> Tensor:
@@ -70,19 +70,19 @@ class Loss(Plugin):
         return curvature
 
     def third_derivative_bound(self, start: Tensor, end: Tensor, target: Tensor) -> Tensor | None:
-        """A bound (..., B) on every entry of the third derivative between `start` and `end`; None if none is known."""
+        """Bound every entry of the third derivative between `start` and `end`, (..., B); None if no bound is known."""
         return None
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Class probabilities (..., K) from outputs (..., C) of a network trained with this loss."""
+        """Convert outputs (..., C) of a network trained with this loss to class probabilities (..., K)."""
         return outputs.softmax(dim=-1)
 
     def num_outputs(self, info: DataInfo) -> int:
-        """How many outputs a network needs for this data."""
+        """Return the number of outputs that a network needs for this data."""
         return 1 if self.takes == "margins" else info.num_outputs
 
     def check_values(self, outputs: Tensor, target: Tensor) -> None:
-        """Raise a `DataError` if a target's value makes no sense; reads the values, so not for the training step."""
+        """Raise a `DataError` if a target is out of range; reads the values, so not for the training step."""
         if not target.is_floating_point() and target.ndim == 1 and outputs.shape[-1] > 1 and target.numel():
             low, high = int(target.min()), int(target.max())
             if low < 0 or high >= outputs.shape[-1]:
@@ -97,11 +97,13 @@ class Loss(Plugin):
         if info is None:
             return
         if info.task == "regression" and self.takes != "values":
-            yield Problem("", f'"{self.name}" is for classes, but {spec.data.name} is regression', 'use loss = "mse"')
+            yield Problem(
+                "", f'"{self.name}" is a loss for classes, but {spec.data.name} is regression', 'use loss = "mse"'
+            )
         if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
             yield Problem(
                 "",
-                f'"{self.name}" tells two classes apart, but {spec.data.name} has {info.num_outputs}',
+                f'"{self.name}" is a loss for two classes, but {spec.data.name} has {info.num_outputs}',
                 'use loss = "cross_entropy"',
             )
 
@@ -228,25 +230,25 @@ class GaussianHinge(_MarginLoss):
 
 @cache
 def _load_forward_rules() -> None:
-    """Let torch load its rules of forward differentiation, without the warning it raises about its own torch.jit."""
+    """Make torch load its forward derivatives, without the warning that it raises about its own torch.jit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
 def pick(outputs: Tensor, index: Tensor) -> Tensor:
-    """The output (..., B) of each sample's own class, from (..., B, C) and indices (B,)."""
+    """Select the output (..., B) of each sample's true class, from (..., B, C) and indices (B,)."""
     index = index.expand(outputs.shape[:-1]).unsqueeze(-1)
     return outputs.gather(-1, index).squeeze(-1)
 
 
 def two_classes(positive: Tensor) -> Tensor:
-    """Probabilities (..., 2) of the classes -1 and +1, from that of +1 (..., 1)."""
+    """Return the probabilities (..., 2) of the classes -1 and +1 from that of +1 (..., 1)."""
     return torch.cat([1 - positive, positive], dim=-1)
 
 
 def class_indices(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
-    """The target as int64 class indices (B,), if it has that form."""
+    """Return the target as int64 class indices (B,)."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool or target.ndim != 1:
         raise _wrong_target(target, loss_name, "class indices: integers of shape (B,)")
     _check_batch(outputs, target, loss_name)
@@ -254,13 +256,13 @@ def class_indices(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
 
 
 def real_values(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
-    """The target as real values (B, C); class indices become one-hot."""
+    """Return the target as real values (B, C); class indices become one-hot."""
     _check_batch(outputs, target, loss_name)
     num_outputs = outputs.shape[-1]
     if target.ndim == 1 and num_outputs == 1:
         target = target.unsqueeze(-1)
     elif target.ndim == 1 and not target.is_floating_point():
-        # compared and not scattered, so that it also runs under vmap and on the meta device
+        # a comparison instead of scatter: it also works under vmap and on the meta device
         target = target.unsqueeze(-1) == torch.arange(num_outputs, device=target.device)
     if target.ndim != 2 or target.shape[-1] != num_outputs:
         raise _wrong_target(
@@ -270,11 +272,11 @@ def real_values(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
 
 
 def signs(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
-    """The target as -1 and +1 of shape (B,), from these or from the class indices 0 and 1."""
+    """Return the target as -1 and +1 of shape (B,), from these or from the class indices 0 and 1."""
     _check_batch(outputs, target, loss_name)
     if outputs.shape[-1] != 1:
         raise DataError(
-            f"{outputs.shape[-1]} outputs", f'the loss "{loss_name}"', "it takes a network with exactly one output"
+            f"{outputs.shape[-1]} outputs", f'the loss "{loss_name}"', "use a network with exactly one output"
         )
     if target.ndim == 2 and target.shape[-1] == 1:
         target = target.squeeze(-1)
@@ -286,7 +288,7 @@ def signs(outputs: Tensor, target: Tensor, loss_name: str) -> Tensor:
 def _check_batch(outputs: Tensor, target: Tensor, loss_name: str) -> None:
     if target.ndim == 0 or outputs.ndim < 2 or target.shape[0] != outputs.shape[-2]:
         raise DataError(
-            f"outputs {tuple(outputs.shape)} and targets {tuple(target.shape)} do not belong together",
+            f"outputs {tuple(outputs.shape)} and targets {tuple(target.shape)} do not fit together",
             f'the loss "{loss_name}"',
             "give outputs (B, C) or (M, B, C) and one target for each of the B samples",
         )

@@ -1,4 +1,4 @@
-"""How much of the machine's memory data may take, and what happens to memory that is freed."""
+"""Memory: how much of it data may take, and how malloc treats freed blocks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _NEVER = 2**31 - 1
 
 
 def fits_in_memory(num_bytes: int) -> bool:
-    """Whether data of that size fits in the share of physical memory that `storage = "auto"` may use."""
+    """Return whether data of that size fits in the share of physical memory that `storage = "auto"` may use."""
     return num_bytes <= SHARE_FOR_DATA * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let this process use memory again that it has freed, instead of giving it back; whether that can be had.
+    """Let malloc keep freed memory for reuse, for the whole process; returns whether that is possible.
 
-    Every step frees and asks for the same large blocks. By default glibc returns them to the system, which hands them
-    out page by page again, zeroed: in small steps that takes as long as the arithmetic. All threads share one arena,
-    since those of their own are given back whatever is set. Set ENSEMBLEKIT_KEEP_MEMORY=0 to leave malloc as it is.
+    Every step frees and allocates the same large blocks. By default glibc returns them to the system, which maps them
+    again page by page, zeroed: in small steps that takes as long as the arithmetic. All threads share one arena,
+    because the arenas of single threads return memory in any case. Set ENSEMBLEKIT_KEEP_MEMORY=0 to leave malloc
+    unchanged.
     """
     if sys.platform != "linux" or os.environ.get("ENSEMBLEKIT_KEEP_MEMORY") == "0":
         return False
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
     if set_option is None:
         return False
     options = ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER))

@@ -11,11 +11,31 @@ from ensemblekit.core.decomposition import decompose
 from ensemblekit.core.losses import Loss
 
 ECE_BINS = 15
+METRIC_GROUPS: dict[str, tuple[str, ...]] = {
+    "ensemble": ("loss", "accuracy", "nll", "ece", "brier", "entropy", "mse", "r2"),
+    "members": (
+        "mean_member_loss",
+        "mean_member_accuracy",
+        "best_member_accuracy",
+        "worst_member_accuracy",
+        "oracle_accuracy",
+        "mean_member_mse",
+        "best_member_mse",
+        "worst_member_mse",
+    ),
+    "spread": ("diversity", "remainder", "disagreement", "mutual_information"),
+}
+"""Every metric, by what it describes: the ensemble, its members by themselves, or how they differ."""
+
+
+def metric_group(name: str) -> str:
+    """Return the group of a metric; a metric without a group is one of the ensemble."""
+    return next((group for group, names in METRIC_GROUPS.items() if name in names), "ensemble")
 
 
 @torch.no_grad()
 def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | None = None) -> dict[str, float]:
-    """All metrics of member outputs (M, N, C); `combined` (N, C) is the ensemble's output, by default the mean."""
+    """Compute all metrics of member outputs (M, N, C); `combined` (N, C) is the ensemble's output, else the mean."""
     if combined is None:
         combined = outputs.mean(dim=0)
     parts = decompose(outputs, target, loss)
@@ -29,29 +49,29 @@ def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | Non
         metrics |= regression_metrics(outputs, combined, target)
     else:
         classes = target.flatten() > 0 if loss.takes == "margins" else target
-        probabilities = loss.probabilities(combined.double())  # else a gap of 90 would be one of 87
+        probabilities = loss.probabilities(combined.double())  # float32 would cut off the log-likelihood at 87
         metrics |= classification_metrics(loss.probabilities(outputs), probabilities, classes.long())
     return {name: float(value) for name, value in metrics.items()}
 
 
 def flat_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """The metrics of the test data under the names of a run: `test_accuracy`, but `mean_member_accuracy`."""
-    return {name if "member" in name or "oracle" in name else f"test_{name}": value for name, value in metrics.items()}
+    """Name the metrics of the test data as runs do: `test_accuracy`, but `mean_member_accuracy`."""
+    return {name if metric_group(name) == "members" else f"test_{name}": value for name, value in metrics.items()}
 
 
 @torch.no_grad()
 def member_metrics(outputs: Tensor, target: Tensor, loss: Loss) -> list[dict[str, Any]]:
-    """Loss, and accuracy or squared error, of each member by itself, from (M, N, C)."""
-    kept = ("loss", "accuracy", "mse")
+    """Compute loss, and accuracy or squared error, of each member by itself, from outputs (M, N, C)."""
+    names = ("loss", "accuracy", "mse")
     rows = []
-    for index, own in enumerate(outputs):
-        metrics = evaluate(own.unsqueeze(0), target, loss)
-        rows.append({"index": index, **{name: metrics[name] for name in kept if name in metrics}})
+    for index, member_outputs in enumerate(outputs):
+        metrics = evaluate(member_outputs.unsqueeze(0), target, loss)
+        rows.append({"index": index, **{name: metrics[name] for name in names if name in metrics}})
     return rows
 
 
 def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Accuracy, calibration and disagreement from (M, N, K), (N, K) and class indices (N,)."""
+    """Compute accuracy, calibration and disagreement from (M, N, K), (N, K) and class indices (N,)."""
     predictions = member_probabilities.argmax(dim=-1)
     correct = predictions == classes
     member_accuracy = correct.double().mean(dim=1)
@@ -72,7 +92,7 @@ def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, 
 
 
 def regression_metrics(outputs: Tensor, combined: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Squared errors (mean over samples and outputs) and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
+    """Compute mean squared errors and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
     outputs, combined = outputs.double(), combined.double()
     target = target.reshape(combined.shape).double()
     member_mse = (outputs - target).square().mean(dim=(1, 2))
@@ -86,19 +106,19 @@ def regression_metrics(outputs: Tensor, combined: Tensor, target: Tensor) -> dic
 
 
 def negative_log_likelihood(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """The mean of -log p of the true class."""
-    own = probabilities.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-    return -own.clamp_min(torch.finfo(own.dtype).tiny).log().mean()
+    """Return the mean of -log p of the true class."""
+    likelihood = probabilities.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
+    return -likelihood.clamp_min(torch.finfo(likelihood.dtype).tiny).log().mean()
 
 
 def brier_score(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """The mean squared distance between the probabilities and the one-hot truth, summed over classes (0 to 2)."""
+    """Return the mean squared distance between probabilities and one-hot targets, summed over classes (0 to 2)."""
     truth = torch.nn.functional.one_hot(classes, probabilities.shape[-1])
     return (probabilities - truth).square().sum(dim=-1).mean()
 
 
 def calibration_error(probabilities: Tensor, classes: Tensor, bins: int = ECE_BINS) -> Tensor:
-    """The expected calibration error: |accuracy - confidence| in equally wide bins of confidence, weighted by size."""
+    """Return the expected calibration error: |accuracy - confidence| in bins of equal width, weighted by their size."""
     confidence, predicted = probabilities.max(dim=-1)
     bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1  # bins are open on the left: (a, b]
     gap = (predicted == classes).to(confidence.dtype) - confidence
@@ -107,7 +127,7 @@ def calibration_error(probabilities: Tensor, classes: Tensor, bins: int = ECE_BI
 
 
 def disagreement(predictions: Tensor, num_classes: int) -> Tensor:
-    """How often two members predict different classes, over all pairs; predictions (M, N). 0 for a single member."""
+    """Return how often two members predict different classes, over all pairs; predictions (M, N). 0 for one member."""
     num_members = len(predictions)
     if num_members == 1:
         return torch.zeros((), dtype=torch.float64, device=predictions.device)
@@ -117,12 +137,12 @@ def disagreement(predictions: Tensor, num_classes: int) -> Tensor:
 
 
 def mutual_information(member_probabilities: Tensor) -> Tensor:
-    """Entropy of the members' mean probabilities less their mean entropy (N,): doubt that comes from disagreement."""
+    """Return the entropy of the mean probabilities minus the mean entropy (N,): uncertainty due to disagreement."""
     return _entropy(member_probabilities.mean(dim=0)) - _entropy(member_probabilities).mean(dim=0)
 
 
 def r2_score(predicted: Tensor, target: Tensor) -> Tensor:
-    """The coefficient of determination, averaged over outputs; a constant target scores 1 if met exactly, else 0."""
+    """Return R², averaged over outputs; for a constant target 1 if predictions are exact, else 0."""
     unexplained = (predicted - target).square().sum(dim=0)
     total = (target - target.mean(dim=0)).square().sum(dim=0)
     met_exactly = (unexplained == 0).to(total.dtype)

@@ -1,4 +1,4 @@
-"""What the fields of a section mean, in words: for error messages, `inspect` and TOML snippets."""
+"""The parameters of a section in words: types, allowed values, and errors that name the key in TOML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a plugin, as `inspect` shows it; a default of None means "required" or "left out"."""
+    """One parameter of a section; a default of None means that it is required or may be left out."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ class Parameter:
 
 
 def parameters(section: type[Section]) -> list[Parameter]:
-    """All parameters of a section, in the order of its fields."""
+    """Return all parameters of a section, in the order of its fields."""
     required = section.model_json_schema(by_alias=True).get("required", [])
     return [
         Parameter(
@@ -46,13 +46,13 @@ def parameters(section: type[Section]) -> list[Parameter]:
 
 @cache
 def _schemas(section: type[Section]) -> dict[str, dict[str, Any]]:
-    """The JSON schema of each field by the field's name in TOML."""
+    """Return the JSON schema of each field by the field's name in TOML."""
     schemas: dict[str, dict[str, Any]] = section.model_json_schema(by_alias=True).get("properties", {})
     return schemas
 
 
 def allowed_values(schema: dict[str, Any]) -> str:
-    """What a field's JSON schema allows, as a person would say it: `number ≥ 0 and ≤ 1`."""
+    """Write the values that a field's JSON schema allows in words: `number ≥ 0 and ≤ 1`."""
     if "anyOf" in schema:
         return " or ".join(allowed_values(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
     if literals := _literals(schema):
@@ -76,22 +76,22 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it, on one line."""
+    """Write a value as TOML, on one line."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def short(value: Any) -> str:
-    """A value for an error message, cut where it gets long."""
+    """Write a value for an error message, shortened if it is long."""
     text = repr(value) if len(str(type(value))) < 100 else "?"
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def readable(
-    error: ValidationError, section: type[Section], path: str, more_keys: Sequence[str] = ()
+def problems_from(
+    error: ValidationError, section: type[Section], path: str, other_keys: Sequence[str] = ()
 ) -> Iterable[Problem]:
-    """Pydantic's errors as problems that name the key in TOML, the value and what is allowed."""
+    """Turn pydantic's errors into problems that name the key in TOML, the value and what is allowed."""
     schemas = _schemas(section)
     for detail in error.errors(include_url=False):
         location = [str(part) for part in detail["loc"]]
@@ -99,7 +99,7 @@ def readable(
         where = ".".join([path, *location])
         allowed = f"allowed: {allowed_values(schemas[key])}" if key in schemas else ""
         if detail["type"] == "extra_forbidden":
-            yield Problem(where, "unknown key", choices(key, [*schemas, *more_keys]))
+            yield Problem(where, "unknown key", choices(key, [*schemas, *other_keys]))
         elif detail["type"] == "missing":
             yield Problem(where, "missing", allowed)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ Task = Literal["classification", "regression"]
 
 
 def snake_case(class_name: str) -> str:
-    """`SoftMinLoss` → `soft_min_loss`, `GNCL` → `gncl`: the name of a plugin class that has no entry point."""
+    """Convert `SoftMinLoss` to `soft_min_loss` and `GNCL` to `gncl`: the name of a plugin without an entry point."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name)
     return words.lower()
 
@@ -41,25 +42,25 @@ class Section(BaseModel):
     def from_table(cls, table: Mapping[str, Any]) -> Self:
         """Validate a table as strictly as TOML's own types allow.
 
-        JSON mode is what makes "strict" usable: a list is taken for a tuple and a string for a path,
-        but neither "0.1" nor true for a float.
+        JSON mode is what makes "strict" usable: a list is accepted as a tuple and a string as a path,
+        but neither "0.1" nor true as a float.
         """
         text = to_json(table, inf_nan_mode="constants")
         return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
 
     def to_table(self) -> dict[str, Any]:
-        """The table that `from_table` reads back to an equal section; what is None is left out."""
+        """Return the table that `from_table` reads back to an equal section; None values are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class Plugin(Section):
-    """Base of all plugins. Fields are parameters; the docstring's first line is what `list` and `inspect` print."""
+    """Base of all plugins. Fields are parameters; `list` and `inspect` print the first line of the docstring."""
 
     kind: ClassVar[str]
     paper: ClassVar[str] = ""
-    """Where the plugin's idea was published."""
+    """Reference of the publication."""
     formula: ClassVar[str] = ""
-    """What it computes, in plain text."""
+    """The formula that it computes, in plain text."""
 
     _name: str | None = PrivateAttr(None)
 
@@ -72,27 +73,33 @@ class Plugin(Section):
 
     @property
     def name(self) -> str:
-        """The name it is registered and used in specs under."""
+        """The name under which it is registered and used in specs."""
         return self._name or snake_case(type(self).__name__)
 
+    @property
+    def key(self) -> str:
+        """A text that is equal for plugins with equal names and parameters; parameters need not be hashable."""
+        return json.dumps(self.to_table(), sort_keys=True)
+
     def formula_for_parameters(self) -> str:
-        """The formula for the values of the parameters, if it depends on them."""
+        """Return the formula for the parameters of this instance; override it if the formula depends on them."""
         return self.formula
 
     def named(self, name: str) -> Self:
-        """The same plugin under the name of its entry point."""
+        """Return a copy under the name of its entry point."""
         plugin = self.model_copy()
         plugin._name = name
         return plugin
 
     def to_table(self) -> dict[str, Any]:
-        """The table of a spec that means this plugin: its name and its parameters."""
+        """Return the table of a spec that stands for this plugin: its name and its parameters."""
         return {"name": self.name, **super().to_table()}
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        """What is wrong with using this plugin in this spec; paths are relative to the plugin's own section.
+        """Yield the reasons why this plugin cannot be used in this spec.
 
-        Called before any data is loaded. Start a path with "/" to speak of another section.
+        Called before any data is loaded. Paths are relative to the plugin's own section; start one with "/" to name
+        a key of another section.
         """
         return ()
 
@@ -103,44 +110,44 @@ class Method(Plugin):
     kind = "method"
 
     needs_frozen_members: ClassVar[bool] = True
-    """Whether the objective uses the outputs of members that no longer learn; if not, training never runs them."""
+    """Whether the objective uses the outputs of frozen members; if not, training does not compute them."""
 
     def separable(self) -> bool | None:
-        """Whether a member's part of the objective depends on its own outputs alone.
+        """Return whether each member's term of the objective depends on its own outputs alone.
 
-        If so, training hands the hooks one member's outputs at a time, (1, B, C), with `num_members` still M, and
-        needs no more memory for many members than for one. None: true if it answers no hook of the objective but
-        `sample_weights` and `combine`.
+        If so, training calls the hooks with one member's outputs at a time, (1, B, C), with `num_members` still M,
+        and needs no more memory for many members than for one. None: it is separable if it implements no hook of the
+        objective except `sample_weights` and `combine`.
         """
         return None
 
     def required_members(self) -> int | None:
-        """The number of members that the method's own parameters imply; None if any number will do."""
+        """Return the number of members that the method's parameters imply; None if any number is possible."""
         return None
 
 
 class Extension(Plugin):
-    """Something that watches a run through the life-cycle hooks: a logger, a callback."""
+    """A plugin that follows a run through the life-cycle hooks: a logger, a callback."""
 
     kind = "extension"
 
 
 class Model(Plugin):
-    """A base model: knows how to build one member."""
+    """A base model: builds one member."""
 
     kind = "model"
 
     def unsupported(self) -> Mapping[str, str]:
-        """Ways of running that this model cannot take, each with the reason; engines respect it.
+        """Return the execution modes that this model does not support, each with the reason; engines respect it.
 
-        Keys are of "vmap", "channels_last", "autocast" (bf16), "meta" and "export" (torch.export of the network in
-        evaluation, which no engine does). Default: it can take all of them.
+        Keys are "vmap", "channels_last", "autocast" (bf16), "meta" and "export" (torch.export of the network in
+        evaluation mode). Default: it supports all of them.
         """
         return {}
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        """A new network that maps (B, *input_shape) to (B, num_outputs)."""
+        """Build a new network that maps (B, *input_shape) to (B, num_outputs)."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Finds plugins by their entry points. Listing imports nothing; only what is used is imported.
+"""Finds plugins by their entry points. Listing plugins imports none of them; only those in use are imported.
 
 `discover()` returns a registry; there is no global one. A plugin that cannot be imported is an error only
-for whoever uses it, and two plugins of one name are an error that names both packages.
+for those who use it, and two plugins with one name are an error that names both packages.
 """
 
 from __future__ import annotations
@@ -17,56 +17,53 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ensemblekit.core.errors import PluginError, UsageError, did_you_mean
-from ensemblekit.core.faults import one_line
+from ensemblekit.core.errors import PluginError, UsageError, did_you_mean, one_line
+from ensemblekit.core.kinds import KINDS
 
 if TYPE_CHECKING:
     from ensemblekit.core.plugin import Plugin
 
-GROUPS = {
-    "method": "ensemblekit.methods",
-    "model": "ensemblekit.models",
-    "dataset": "ensemblekit.datasets",
-    "loss": "ensemblekit.losses",
-    "extension": "ensemblekit.extensions",
-}
-
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """One registered plugin; nothing of it is imported until `load` or `error` is asked for."""
+    """One registered plugin; it is imported by `load` and by `error`, not before."""
 
     kind: str
     name: str
     target: str
-    """Where the class is: `module:Class`."""
+    """Location of the class: `module:Class`."""
     package: str
-    """The distribution that it comes with, or the path of a local file."""
+    """The distribution that provides it, or the path of a local file."""
     version: str
     rivals: tuple[str, ...] = ()
-    """Other packages that register the same name, which makes the name unusable."""
+    """Other packages that register the same name, which makes the name ambiguous."""
     local_class: type[Plugin] | None = None
 
     @property
     def description(self) -> str:
-        """The first line of the class's docstring, read from its source without importing it; "" if not found."""
+        """The first line of the class's docstring, read from its source without importing it; "" if it has none."""
         docstring = _static_docstring(self.target) if self.local_class is None else inspect.getdoc(self.local_class)
         return (docstring or "").strip().partition("\n")[0]
 
     @property
     def origin(self) -> str:
-        """Package and version, as a person reads them."""
+        """Package and version."""
         return f"{self.package} {self.version}".strip()
 
     def load(self) -> type[Plugin]:
-        """Import the plugin's class and check that it is one of its kind and implements real hooks."""
+        """Import the plugin's class and verify its kind and its hooks.
+
+        Raises:
+            PluginError: it cannot be imported, is not a plugin of its kind, or its name is ambiguous.
+        """
         if self.rivals:
             packages = ", ".join(sorted((self.package, *self.rivals)))
             raise PluginError(
                 f'{len(self.rivals) + 1} plugins are registered as {self.kind} "{self.name}"',
-                f"by {packages}",
+                f"packages {packages}",
                 self._how_to_choose(),
             )
         return self.local_class or _load_class(self)
@@ -75,23 +72,23 @@ class PluginInfo:
         files = [package for package in (self.package, *self.rivals) if package.endswith(".py")]
         if files:
             return f"give the class in {files[0]} another name"
-        return f"uninstall all but one: pip uninstall {self.rivals[0]}, say"
+        return f"uninstall all but one, for example: pip uninstall {self.rivals[0]}"
 
     @property
     def error(self) -> str | None:
-        """Why the plugin cannot be used, or None if it can; imports it."""
+        """Why the plugin cannot be used, on one line, or None if it can; imports it."""
         try:
             self.load()
         except PluginError as error:
-            return str(error)
+            return error.line
         return None
 
 
 class Registry:
-    """The plugins that are installed, and those of local files given by hand."""
+    """The installed plugins and those of local files."""
 
     def __init__(self, plugins: Iterable[PluginInfo]) -> None:
-        by_name: dict[str, dict[str, PluginInfo]] = {kind: {} for kind in GROUPS}
+        by_name: dict[str, dict[str, PluginInfo]] = {kind: {} for kind in KINDS}
         for info in sorted(plugins, key=lambda info: (info.kind, info.name, info.package)):
             first = by_name[info.kind].get(info.name)
             if first is not None:
@@ -101,48 +98,54 @@ class Registry:
         self._by_name = by_name
 
     def plugins(self, kind: str) -> Mapping[str, PluginInfo]:
-        """All plugins of one kind by name."""
+        """Return all plugins of one kind by name."""
         return self._by_name[kind]
 
     def find(self, name: str) -> list[PluginInfo]:
-        """The plugins of that name, of whatever kind."""
+        """Return the plugins of that name, of any kind."""
         return [plugins[name] for plugins in self._by_name.values() if name in plugins]
 
     def get(self, kind: str, name: str, package: str | None = None) -> PluginInfo:
-        """One plugin; `package` is where it is known to have come from, for the error if it is not there."""
+        """Return one plugin.
+
+        Args:
+            kind: its kind, such as "method".
+            name: its name in specs.
+            package: the package that once provided it, for the hint of the error.
+
+        Raises:
+            PluginError: no plugin of that kind has this name.
+        """
         if name in self._by_name[kind]:
             return self._by_name[kind][name]
+        listed = f"ensemblekit list {KINDS[kind].plural}"
         if package is not None:
             fix = f"add --plugin {package}" if package.endswith(".py") else f"pip install {package}"
         elif not re.fullmatch(r"[\w-]+", name):
-            fix = f"give a plugin's short name, not a path or an import: ensemblekit list {_plural(kind)}"
+            fix = f"give a plugin's short name, not a path or an import: {listed}"
         else:
             near = did_you_mean(name, self._by_name[kind])
-            fix = f"{near} ensemblekit list {_plural(kind)} shows all that are installed".strip()
-        raise PluginError(f'"{name}" is not a registered {kind}', fix=fix)
+            fix = f"{near} {listed} shows the installed ones".strip()
+        raise PluginError(f'"{name}" is not a registered {kind}', fix=fix, plugin=name)
 
     def __iter__(self) -> Iterator[PluginInfo]:
         for plugins in self._by_name.values():
             yield from plugins.values()
 
 
-def _plural(kind: str) -> str:
-    return GROUPS[kind].rpartition(".")[2]
-
-
 def discover(files: Iterable[str | Path] = ()) -> Registry:
-    """A registry of everything installed plus the plugin classes of the given local Python files."""
+    """Return a registry of all installed plugins and of the plugin classes in the given local Python files."""
     installed = (
-        _from_entry_point(kind, entry_point)
-        for kind, group in GROUPS.items()
-        for entry_point in entry_points(group=group)
+        _from_entry_point(kind.name, entry_point)
+        for kind in KINDS.values()
+        for entry_point in entry_points(group=kind.group)
     )
     local = [info for file in files for info in load_file(file)]
     return Registry([*(info for info in installed if not any(_same_source(info, own) for own in local)), *local])
 
 
 def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:
-    """Whether a local file is the very one that an installed plugin comes from, and so stands in for it."""
+    """Whether a local file is the source of an installed plugin, and so takes its place."""
     if (installed.kind, installed.name) != (local.kind, local.name):
         return False
     module = find_module(installed.target.partition(":")[0])
@@ -157,79 +160,67 @@ def _from_entry_point(kind: str, entry_point: EntryPoint) -> PluginInfo:
 
 @cache
 def _load_class(info: PluginInfo) -> type[Plugin]:
-    entry_point = EntryPoint(info.name, info.target, GROUPS[info.kind])
+    entry_point = EntryPoint(info.name, info.target, KINDS[info.kind].group)
     try:
         loaded = entry_point.load()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plugin may raise anything on import, SystemExit included, and hurts only itself
+    except BaseException as error:  # a plugin may raise anything on import, SystemExit included
         raise PluginError(
-            f'{info.kind} "{info.name}" cannot be imported: {_said(error)}',
+            f'{info.kind} "{info.name}" cannot be imported: {_import_failure(error)}',
             f"{info.target} of {info.origin}",
-            f"mend or update it, or remove it: pip uninstall {info.package}",
+            f"fix or update it, or remove it: pip uninstall {info.package}",
         ) from error
     return _checked(loaded, info.kind, info.name, f"{info.target} of {info.origin}")
 
 
 def _checked(loaded: object, kind: str, name: str, where: str) -> type[Plugin]:
-    from ensemblekit.core.hooks import verify_hooks, verify_overrides
     from ensemblekit.core.plugin import Plugin
+    from ensemblekit.core.verification import verify_hooks, verify_overrides
 
     if not (isinstance(loaded, type) and issubclass(loaded, Plugin) and loaded.kind == kind):
         raise PluginError(
-            f'{kind} "{name}" is not a class of that kind', where, f"derive it from ensemblekit.{kind.title()}"
+            f'{kind} "{name}" is not a class of that kind', where, f"derive it from {KINDS[kind].public_base}"
         )
     if loaded.__abstractmethods__:
         missing = ", ".join(sorted(loaded.__abstractmethods__))
-        fix = f"define it, as ensemblekit.{kind.title()} declares it"
+        fix = f"define it as {KINDS[kind].public_base} declares it"
         raise PluginError(f'{kind} "{name}" does not define {missing}()', where, fix)
     if loaded.__init__ is not Plugin.__init__:
-        fix = 'declare what it takes as fields: strength: float = Field(1.0, description="…")'
-        raise PluginError(f'{kind} "{name}" defines __init__(), which a plugin cannot', where, fix)
+        fix = 'declare its parameters as fields: strength: float = Field(1.0, description="…")'
+        raise PluginError(f'{kind} "{name}" defines __init__(), which plugins must not', where, fix)
     verify_overrides(loaded, name)
     verify_hooks(loaded, name)
     return loaded
 
 
-def _said(error: BaseException) -> str:
-    """What was raised on import, and where in the source."""
+def _import_failure(error: BaseException) -> str:
+    """Describe what was raised on import, and where in the source."""
     what = f"{error.msg}, line {error.lineno} of {error.filename}" if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {one_line(what)}"
 
 
 def load_file(file: str | Path) -> list[PluginInfo]:
-    """The plugin classes of one Python file; each is named after its class (`SoftMin` → `soft_min`)."""
+    """Import the plugin classes of one Python file; each is named after its class (`SoftMin` → `soft_min`)."""
     from ensemblekit.core.plugin import Plugin, snake_case
 
     path = Path(file)
-    if path.suffix == ".py" and not path.exists():
-        raise UsageError("no such file", str(file), "give the path of a .py file with plugin classes")
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError("not a Python file", str(file), "give the path of a .py file with plugin classes")
-    module_name = f"ensemblekit_local_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # pydantic looks up the names in annotations there
-    try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PluginError(f"cannot be imported: {_said(error)}", str(path), "mend the file") from error
+        what = "no such file" if path.suffix == ".py" and not path.exists() else "not a Python file"
+        raise UsageError(what, str(file), "give the path of a .py file with plugin classes")
+    module = _import_file(path)
     classes = [
         value
         for value in vars(module).values()
         if isinstance(value, type)
         and issubclass(value, Plugin)
-        and value.__module__ == module_name
+        and value.__module__ == module.__name__
         and not value.__name__.startswith("_")
-        and not (value.__abstractmethods__ and value.__subclasses__())  # a base of others
+        and not (value.__abstractmethods__ and value.__subclasses__())  # a base class of other plugins
     ]
     if not classes:
         raise PluginError(
-            "no plugin class in it", str(path), "define a class that derives from ensemblekit.Method, Model or Dataset"
+            "the file has no plugin class", str(path), "derive a class from ensemblekit.Method, Model or Dataset"
         )
     return [
         PluginInfo(
@@ -242,6 +233,22 @@ def load_file(file: str | Path) -> list[PluginInfo]:
         )
         for cls in classes
     ]
+
+
+def _import_file(path: Path) -> ModuleType:
+    module_name = f"ensemblekit_local_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # pydantic looks up the names in annotations there
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"cannot be imported: {_import_failure(error)}", str(path), "fix the file") from error
+    return module
 
 
 def _static_docstring(target: str) -> str | None:
@@ -260,7 +267,7 @@ def _static_docstring(target: str) -> str | None:
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """Where a module would be imported from, without importing its parent packages."""
+    """Find where a module would be imported from, without importing its parent packages."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top)
     for part in rest:

@@ -1,7 +1,7 @@
-"""Spreads members over the cores of the machine: a thread for each, and a core (or its share of them) for each thread.
+"""Spreads members over the cores of the machine: a thread for each core.
 
-Small operations gain little from several threads, and those threads wait for each other after each one; members never
-wait for each other. Where a core is busy with something else, the other cores take more of the members.
+Small operations gain little from several threads, and those threads wait for each other at the end of each operation;
+members never wait for each other. Where a core is busy with other work, the other cores compute more of the members.
 """
 
 from __future__ import annotations
@@ -18,49 +18,50 @@ Item = TypeVar("Item")
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Cores:
+class ThreadPool:
     """Threads that are started when they are first needed, and kept until `close`."""
 
     def __init__(self) -> None:
         self.pools: dict[int, ThreadPoolExecutor] = {}
 
     def map(self, work: Callable[[Item], Any], items: Sequence[Item]) -> list[Any]:
-        """`work` for every item, at the same time; a lone item uses all cores."""
+        """Do the work for every item, in parallel; a single item uses all cores."""
         if len(items) <= 1 or num_cores() == 1:
             return [work(item) for item in items]
         return list(self._pool(min(len(items), num_cores())).map(work, items))
 
     def _pool(self, workers: int) -> ThreadPoolExecutor:
         if workers not in self.pools:
-            share = num_cores() // workers
-            self.pools[workers] = ThreadPoolExecutor(workers, "members", _use_threads, (share,))
+            threads_per_worker = num_cores() // workers
+            self.pools[workers] = ThreadPoolExecutor(workers, "members", _use_threads, (threads_per_worker,))
         return self.pools[workers]
 
     def close(self) -> None:
-        """End the threads; they start again when they are needed."""
+        """Stop the threads; they start again when they are needed."""
         for pool in self.pools.values():
             pool.shutdown()
         self.pools.clear()
 
 
 def _use_threads(number: int) -> None:
-    # A thread that has never asked takes its number from whoever set one last, when it first needs it: so it asks now.
+    # torch initialises the number of threads of a new Python thread at its first use, from the number set last in any
+    # thread; asking for it first makes sure that our number is set afterwards.
     torch.get_num_threads()
     torch.set_num_threads(number)
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Keep torch from sharing small operations out: where a core is busy, waiting for it costs far more."""
+    """Keep torch from splitting small operations: where a core is busy, waiting for it costs far more."""
     return threads(1)
 
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Let torch share operations out to so many threads."""
+    """Let torch split operations over so many threads, within a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -1,4 +1,4 @@
-"""What the command line prints: tables on a terminal, plain aligned text on a pipe, JSON when asked."""
+"""Printing: tables on a terminal, plain aligned text on a pipe, JSON if requested."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rich.text import Text
 
 
 class Printer:
-    """Prints to standard output; colours and rulers only where there is a person to see them."""
+    """Prints to standard output; with colours and rulers only on a terminal."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)  # rich itself respects NO_COLOR
         self.for_a_person = self.console.is_terminal
 
     def json(self, value: Any) -> None:
-        """One JSON document."""
+        """Print one JSON document."""
         print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
     def heading(self, text: str) -> None:
-        """A line that stands above what belongs together."""
+        """Print a heading."""
         self.console.print(Text(text, style="bold"))
 
     def text(self, text: str = "") -> None:
-        """A paragraph, wrapped on a terminal."""
+        """Print a paragraph, wrapped on a terminal."""
         self.console.print(Text(text), soft_wrap=not self.for_a_person)
 
     def verbatim(self, text: str) -> None:
-        """Text that is meant to be copied: never wrapped, never styled."""
+        """Print text that is meant to be copied: never wrapped, never styled."""
         print(text)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Rows under column names; an empty table prints nothing."""
+        """Print rows under column names; an empty table prints nothing."""
         if not rows:
             return
         if self.for_a_person:

@@ -1,11 +1,15 @@
-"""What a person sees of a run in training: nothing, plain lines on a pipe, or a live bar on a terminal."""
+"""Displays of a run in training: silent, plain lines for a pipe, or a live bar for a terminal.
+
+A display is a listener of the run's life cycle, by the same hooks as any extension.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.panel import Panel
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -13,37 +17,21 @@ from rich.progress import Progress as LiveBar
 from rich.table import Table
 from rich.text import Text
 
+from ensemblekit.core.hookspecs import RunStatus, hookimpl
 from ensemblekit.display.console import Printer
-from ensemblekit.display.summary import FinishedRun, number, quality_text, run_summary
+from ensemblekit.display.summary import number, quality_text, run_summary
+
+if TYPE_CHECKING:
+    from ensemblekit.spec.sections import Spec
 
 REFRESH_SECONDS = 0.2
 FIRST_STEPS = 3
-"""Steps before time is estimated: the first ones are slower than the rest."""
+"""Steps before the remaining time is estimated: the first ones are slower than the rest."""
+PLAN_TITLE = "plan"
 
 
 class Progress:
-    """Told by the trainer what happens; this one shows nothing. Call `close` when training ends, however it ends."""
-
-    def planned(self, plan: Sequence[tuple[str, str]]) -> None:
-        """What will run, as rows of a label and words."""
-
-    def engine_chosen(self, name: str, measured: Mapping[str, float]) -> None:
-        """Which engine runs, and the seconds per step of each that was tried (none if the spec named it)."""
-
-    def epoch_started(self, epoch: int, num_epochs: int, num_steps: int) -> None:
-        """An epoch begins, counted from 1."""
-
-    def step(self, epoch: int, step: int, num_samples: int) -> None:
-        """A step of `num_samples` is done; reads nothing from the device."""
-
-    def epoch_finished(self, row: Mapping[str, Any]) -> None:
-        """An epoch is done and evaluated; `row` is its line of metrics.jsonl."""
-
-    def saved(self, epoch: int) -> None:
-        """A checkpoint of the epoch is on disk."""
-
-    def finished(self, run: FinishedRun) -> None:
-        """Training has ended."""
+    """A silent display, and the base of the others. Call `close` when the run ends, however it ends."""
 
     def close(self) -> None:
         """Leave the terminal as it was; may be called at any time and more than once."""
@@ -54,22 +42,38 @@ class PlainProgress(Progress):
 
     def __init__(self) -> None:
         self.printer = Printer()
-        self.num_epochs = 0
+        self.spec: Spec | None = None
+        self.path = Path()
 
-    def planned(self, plan: Sequence[tuple[str, str]]) -> None:
-        self.printer.table(("what will run", ""), plan)
+    def show_plan(self, plan: Sequence[tuple[str, str]]) -> None:
+        """Print the plan of the run."""
+        self.printer.table((PLAN_TITLE, ""), plan)
 
-    def engine_chosen(self, name: str, measured: Mapping[str, float]) -> None:
-        self.printer.text(engine_line(name, measured))
+    @hookimpl
+    def run_started(self, spec: Spec, path: Path, plan: Sequence[tuple[str, str]]) -> None:
+        self.spec, self.path = spec, path
+        self.show_plan(plan)
 
-    def epoch_started(self, epoch: int, num_epochs: int, num_steps: int) -> None:
-        self.num_epochs = num_epochs
+    @hookimpl
+    def engine_chosen(self, engine: str, seconds_per_step: Mapping[str, float]) -> None:
+        self.printer.text(engine_line(engine, seconds_per_step))
 
-    def epoch_finished(self, row: Mapping[str, Any]) -> None:
-        self.printer.text(epoch_line(row, self.num_epochs))
+    @hookimpl
+    def epoch_finished(self, num_epochs: int, metrics: Mapping[str, Any]) -> None:
+        self.printer.text(epoch_line(metrics, num_epochs))
 
-    def finished(self, run: FinishedRun) -> None:
-        summary = run_summary(run)
+    @hookimpl
+    def run_ended(
+        self,
+        status: RunStatus,
+        metrics: Mapping[str, Any],
+        members: Sequence[Mapping[str, Any]],
+        seconds: Mapping[str, float],
+    ) -> None:
+        self.close()
+        if status != "finished" or self.spec is None:
+            return
+        summary = run_summary(self.path, self.spec, metrics, members, seconds)
         self.printer.text()
         self.printer.table(summary.columns, summary.rows)
         self.printer.text()
@@ -87,7 +91,7 @@ class RichProgress(PlainProgress):
 
     def __init__(self) -> None:
         super().__init__()
-        # refreshed by the steps themselves: a thread that draws would take the training's time
+        # refreshed after steps: a thread that draws would take time from the training
         self.bar = LiveBar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -99,37 +103,36 @@ class RichProgress(PlainProgress):
         self.task: TaskID | None = None
         self.clock = RunClock()
         self.last_refresh = 0.0
-        self.last_row: Mapping[str, Any] = {}
+        self.last_metrics: Mapping[str, Any] = {}
 
-    def planned(self, plan: Sequence[tuple[str, str]]) -> None:
+    def show_plan(self, plan: Sequence[tuple[str, str]]) -> None:
+        """Print the plan of the run in a panel."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="cyan", no_wrap=True)
         grid.add_column(overflow="fold")
-        for label, words in plan:
-            grid.add_row(Text(label), Text(words))
-        self.printer.console.print(Panel(grid, title="what will run", title_align="left", expand=False))
+        for label, text in plan:
+            grid.add_row(Text(label), Text(text))
+        self.printer.console.print(Panel(grid, title=PLAN_TITLE, title_align="left", expand=False))
 
+    @hookimpl
     def epoch_started(self, epoch: int, num_epochs: int, num_steps: int) -> None:
-        super().epoch_started(epoch, num_epochs, num_steps)
         self.clock.epoch_started(epoch, num_epochs, num_steps)
         self.close()
         self.task = self.bar.add_task(f"epoch {epoch}/{num_epochs}", total=num_steps, state="")
         self.bar.start()
         self._refresh()
 
-    def step(self, epoch: int, step: int, num_samples: int) -> None:
-        self.clock.stepped(num_samples)
+    @hookimpl
+    def step_finished(self, num_samples: int) -> None:
+        self.clock.step_finished(num_samples)
         if time.monotonic() - self.last_refresh >= REFRESH_SECONDS:
             self._refresh()
 
-    def epoch_finished(self, row: Mapping[str, Any]) -> None:
+    @hookimpl
+    def epoch_finished(self, num_epochs: int, metrics: Mapping[str, Any]) -> None:
         self.close()
-        self.last_row = row
-        super().epoch_finished(row)
-
-    def finished(self, run: FinishedRun) -> None:
-        self.close()
-        super().finished(run)
+        self.last_metrics = metrics
+        self.printer.text(epoch_line(metrics, num_epochs))
 
     def close(self) -> None:
         self.bar.stop()
@@ -141,60 +144,62 @@ class RichProgress(PlainProgress):
         if self.task is None:
             return
         self.last_refresh = time.monotonic()
-        state = "  ".join([*self.clock.words(), *quality_cells(self.last_row)])
+        state = "  ".join([*self.clock.texts(), *quality_cells(self.last_metrics)])
         self.bar.update(self.task, completed=self.clock.steps_of_epoch, state=state)
         self.bar.refresh()
 
 
 class RunClock:
-    """Counts steps and samples, and from them tells throughput and the time that is left."""
+    """Counts steps and samples, and estimates throughput and remaining time from them."""
 
     def __init__(self) -> None:
-        self.run_started = self.epoch_began = 0.0
-        self.steps = self.steps_of_epoch = self.samples_of_epoch = self.steps_ahead = 0
+        self.run_start = self.epoch_start = 0.0
+        self.steps = self.steps_of_epoch = self.samples_of_epoch = self.remaining_steps = 0
 
     def epoch_started(self, epoch: int, num_epochs: int, num_steps: int) -> None:
-        self.epoch_began = time.monotonic()
-        self.run_started = self.run_started or self.epoch_began
+        """Start counting an epoch."""
+        self.epoch_start = time.monotonic()
+        self.run_start = self.run_start or self.epoch_start
         self.steps_of_epoch = self.samples_of_epoch = 0
-        self.steps_ahead = (num_epochs - epoch + 1) * num_steps
+        self.remaining_steps = (num_epochs - epoch + 1) * num_steps
 
-    def stepped(self, num_samples: int) -> None:
+    def step_finished(self, num_samples: int) -> None:
+        """Count a step."""
         self.steps += 1
         self.steps_of_epoch += 1
         self.samples_of_epoch += num_samples
 
-    def words(self) -> list[str]:
-        """Samples per second, and once a few steps are done the time left and in all."""
+    def texts(self) -> list[str]:
+        """Return samples per second and, after a few steps, the remaining and the total time."""
         now = time.monotonic()
         if self.steps < FIRST_STEPS:
             return []
-        elapsed = now - self.run_started
-        left = elapsed / self.steps * (self.steps_ahead - self.steps_of_epoch)
-        times = f"{_clock(left)} left of {_clock(elapsed + left)}"
+        elapsed = now - self.run_start
+        remaining = elapsed / self.steps * (self.remaining_steps - self.steps_of_epoch)
+        times = f"{_clock(remaining)} left of {_clock(elapsed + remaining)}"
         if not self.samples_of_epoch:
             return [times]
-        return [*samples_per_second(self.samples_of_epoch / max(now - self.epoch_began, 1e-9)), times]
+        return [*samples_per_second(self.samples_of_epoch / max(now - self.epoch_start, 1e-9)), times]
 
 
 def choose_progress(quiet: bool) -> Progress:
-    """Silent if asked for, else what suits standard output: a live display on a terminal, plain lines elsewhere."""
+    """Return the display that suits standard output; a silent one if `quiet`."""
     if quiet:
         return Progress()
     return RichProgress() if Printer().for_a_person else PlainProgress()
 
 
 def engine_line(name: str, measured: Mapping[str, float]) -> str:
-    """`engine stacked; measured per step: stacked 1.2 ms, threaded 3.4 ms`."""
+    """Describe the engine: `engine stacked; measured per step: stacked 1.2 ms, threaded 3.4 ms`."""
     if not measured:
         return f"engine {name}"
-    tried = sorted(measured.items(), key=lambda item: item[1])
-    times = ", ".join(f"{engine} {1000 * seconds:.3g} ms" for engine, seconds in tried)
+    by_time = sorted(measured.items(), key=lambda item: item[1])
+    times = ", ".join(f"{engine} {1000 * seconds:.3g} ms" for engine, seconds in by_time)
     return f"engine {name}; measured per step: {times}"
 
 
 def epoch_line(row: Mapping[str, Any], num_epochs: int) -> str:
-    """One epoch in one line; what was not measured in it is left out."""
+    """Describe an epoch on one line; metrics that were not measured are left out."""
     cells = [f"epoch {row['epoch']:>{len(str(num_epochs))}}/{num_epochs}"]
     if row.get("train_loss") is not None:
         cells.append(f"train loss {number(row['train_loss'])}")
@@ -206,7 +211,7 @@ def epoch_line(row: Mapping[str, Any], num_epochs: int) -> str:
 
 
 def quality_cells(row: Mapping[str, Any]) -> list[str]:
-    """How good the ensemble was at the end of an epoch."""
+    """Return the quality of the ensemble at the end of an epoch, as cells of text."""
     shown = (
         ("test_loss", "loss"),
         ("test_accuracy", "accuracy"),
@@ -223,7 +228,7 @@ def quality_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def samples_per_second(rate: float | None) -> list[str]:
-    """The throughput as a cell, or no cell."""
+    """Return the throughput as a cell of text; no cell if it is unknown."""
     return [] if rate is None else [f"{rate:,.0f} samples/s"]
 
 

@@ -1,127 +1,148 @@
-"""Picks an engine by trying each that can run, on real batches and copies of the members.
+"""Chooses an engine: measures each that supports the members, on real batches and copies of the members.
 
-It starts with a few members and samples and goes on to larger parts of the step with the engines that can still win,
-as long as there is time: so the choice costs little for large networks and is exact for small ones.
+Measuring starts with a few members and samples and continues with larger parts of a step for the engines that can
+still win, as long as there is time: so the choice costs little for large networks and is exact for small ones.
 """
 
 from __future__ import annotations
 
+import pkgutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ensemblekit.core.faults import is_out_of_memory
+from ensemblekit.core.errors import UsageError, is_out_of_memory
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.threads import num_cores
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines import ENGINES, Engine, Settings, Slot, unsupported
+from ensemblekit.engines.base import Engine, EngineSettings
+from ensemblekit.members.state import MemberState
+from ensemblekit.spec.sections import ENGINES
 
-ORDER = ("threaded", "stacked", "sequential")
-SECONDS = 2.4
-"""What trying may take, as far as one can tell before it; with what a last step adds, it stays below three."""
-HOPELESS = 2.5
-"""An engine that takes so many times as long as the best is not tried any further …"""
-ARITHMETIC_RULES = 0.05
-"""… if the best takes so many seconds: in less, the overhead of operations decides, and larger parts differ."""
+TIME_LIMIT_SECONDS = 2.4
+"""Time for all measurements, as far as it can be predicted; with the last step it stays below three seconds."""
+HOPELESS_RATIO = 2.5
+"""An engine that takes so many times as long as the best one is measured no further."""
+COMPUTE_BOUND_SECONDS = 0.05
+"""Engines are given up only for steps that take at least so long: in shorter ones the overhead of operations dominates,
+and larger parts may turn out differently."""
 SAMPLES = (8, 32)
-"""How many samples are tried before whole batches are."""
+"""Numbers of samples that are measured before whole batches."""
 ROUNDS = 3
 
 
-def measure_engines(
-    slots: Sequence[Slot],
-    objective: Objective,
-    settings: Settings,
-    optimizer: str,
-    batch: Batch,
-    weights: Tensor | None,
-) -> dict[str, float]:
-    """Seconds per step of the engines that were tried to the end; empty if there is nothing to choose.
+def engine_class(name: str) -> type[Engine]:
+    """Import the engine of a name."""
+    engine: type[Engine] = pkgutil.resolve_name(ENGINES[name])
+    return engine
 
-    Left out are those that fell far behind and those that ran out of memory.
+
+@dataclass(frozen=True)
+class Work:
+    """One training step to measure."""
+
+    members: Sequence[MemberState]
+    objective: Objective
+    settings: EngineSettings
+    batch: Batch
+    weights: Tensor | None
+
+    def part(self, num_members: int, num_samples: int) -> Work:
+        """Return a step of some members, spread evenly over all, on the first samples."""
+        indices = [number * len(self.members) // num_members for number in range(num_members)]
+        batch = Batch(*(part[:num_samples] for part in (self.batch.inputs, self.batch.targets, self.batch.index)))
+        weights = None if self.weights is None else self.weights[:num_samples][:, indices]
+        return Work([self.members[index] for index in indices], self.objective, self.settings, batch, weights)
+
+
+def check_engine(name: str, members: Sequence[MemberState], settings: EngineSettings) -> None:
+    """Raise a `UsageError` if the engine of that name does not support these members."""
+    if reason := engine_class(name).unsupported(members, settings):
+        raise UsageError(f'engine "{name}" does not support this run: {reason}', "engine.name", "use auto")
+
+
+def fastest(seconds_per_step: Mapping[str, float]) -> str:
+    """Return the engine with the shortest step; the sequential one if none was measured."""
+    return min(seconds_per_step, key=seconds_per_step.__getitem__, default="sequential")
+
+
+def measure_engines(work: Work) -> dict[str, float]:
+    """Measure the seconds per step of each supported engine; empty if there is only one.
+
+    Engines that fall far behind or run out of memory are left out.
     """
-    deadline = time.perf_counter() + SECONDS
-    names = [name for name in ORDER if unsupported(name, slots, settings, optimizer) is None]
+    deadline = time.perf_counter() + TIME_LIMIT_SECONDS
+    names = [name for name in ENGINES if engine_class(name).unsupported(work.members, work.settings) is None]
     seconds: dict[str, float] = {}
     if len(names) == 1:
         return seconds
-    for num_members, num_samples in _parts(slots, len(batch.index)):
-        size = num_members * num_samples / (len(slots) * len(batch.index))
-        expected = size * sum(seconds.get(name, 0.0) for name in names)
-        # twice: the first step of a size pays for what is set up once
+    total = len(work.members) * len(work.batch.index)
+    for num_members, num_samples in _part_sizes(work.members, len(work.batch.index)):
+        share = num_members * num_samples / total
+        expected = share * sum(seconds.get(name, 0.0) for name in names)
+        # twice: the first step of a size pays for the set-up
         if seconds and time.perf_counter() + 2 * expected > deadline:
             break
-        places = [place * len(slots) // num_members for place in range(num_members)]
-        part = Batch(batch.inputs[:num_samples], batch.targets[:num_samples], batch.index[:num_samples])
-        part_weights = None if weights is None else weights[:num_samples][:, places]
-        part_slots = [slots[place] for place in places]
-        found = _measured(names, part_slots, objective, settings, part, part_weights, deadline)
-        seconds = {name: value / size for name, value in found.items()}
-        if found and min(found.values()) >= ARITHMETIC_RULES:
-            names = _hopeful(found)
+        measured = _measure(names, work.part(num_members, num_samples), deadline)
+        seconds = {name: value / share for name, value in measured.items()}
+        if measured and min(measured.values()) >= COMPUTE_BOUND_SECONDS:
+            names = _contenders(measured)
     return seconds
 
 
-def _parts(slots: Sequence[Slot], num_samples: int) -> Iterator[tuple[int, int]]:
-    """Larger and larger parts of a step: (members, samples), up to all of them."""
-    # members that are frozen differ from the others, so that no few of them stand for all
-    few_members = len(slots) if any(slot.frozen for slot in slots) else min(len(slots), 2 * num_cores())
+def _part_sizes(members: Sequence[MemberState], num_samples: int) -> Iterator[tuple[int, int]]:
+    """Yield larger and larger parts of a step, (members, samples), up to the whole."""
+    # frozen members differ from the others, so that a few members do not represent all
+    few_members = len(members) if any(member.frozen for member in members) else min(len(members), 2 * num_cores())
     for few_samples in SAMPLES:
         if few_samples < num_samples:
             yield few_members, few_samples
-    yield len(slots), num_samples
+    yield len(members), num_samples
 
 
-def _hopeful(seconds: Mapping[str, float]) -> list[str]:
-    return [name for name, value in seconds.items() if value <= HOPELESS * min(seconds.values())]
+def _contenders(seconds: Mapping[str, float]) -> list[str]:
+    return [name for name, value in seconds.items() if value <= HOPELESS_RATIO * min(seconds.values())]
 
 
-def _measured(
-    names: Sequence[str],
-    slots: Sequence[Slot],
-    objective: Objective,
-    settings: Settings,
-    batch: Batch,
-    weights: Tensor | None,
-    deadline: float,
-) -> dict[str, float]:
-    """The shortest step of each engine, taken in turns; one round if there is no time for more."""
-    found: dict[str, float] = {}
+def _measure(names: Sequence[str], work: Work, deadline: float) -> dict[str, float]:
+    """Return the shortest step of each engine; engines take turns, one round if there is no time for more."""
+    shortest: dict[str, float] = {}
     with ExitStack() as stack:
         engines: dict[str, Engine] = {}
         for name in names:
             try:
-                engine = stack.enter_context(_engine(name, slots, objective, settings))
-                # the first step pays for what is set up once, but where that is little it counts like any other
-                found[name] = _seconds(engine, batch, weights)
+                engine = stack.enter_context(_engine(name, work))
+                # the first step pays for the set-up, but where that is little it counts like any other
+                shortest[name] = _step_seconds(engine, work)
                 engines[name] = engine
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-        for done in range(ROUNDS):
-            if done and time.perf_counter() + sum(found.values()) > deadline:
+        for completed in range(ROUNDS):
+            if completed and time.perf_counter() + sum(shortest.values()) > deadline:
                 break
-            for name in _hopeful(found) if done else engines:
-                found[name] = min(_seconds(engines[name], batch, weights), found[name])
-    return found
+            for name in _contenders(shortest) if completed else engines:
+                shortest[name] = min(_step_seconds(engines[name], work), shortest[name])
+    return shortest
 
 
 @contextmanager
-def _engine(name: str, slots: Sequence[Slot], objective: Objective, settings: Settings) -> Iterator[Engine]:
-    engine = ENGINES[name](deepcopy(list(slots)), objective, settings)
+def _engine(name: str, work: Work) -> Iterator[Engine]:
+    engine = engine_class(name)(deepcopy(list(work.members)), work.objective, work.settings)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def _seconds(engine: Engine, batch: Batch, weights: Tensor | None) -> float:
+def _step_seconds(engine: Engine, work: Work) -> float:
     start = time.perf_counter()
-    engine.train_step(batch, weights, 0.0, 0)
+    engine.train_step(work.batch, work.weights, 0.0, 0)
     if engine.settings.device.type != "cpu":
         torch.accelerator.synchronize()
     return time.perf_counter() - start

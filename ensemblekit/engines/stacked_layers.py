@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from ensemblekit.members.stochastic import Dropout, noise_layers, uniform_numbers
+from ensemblekit.members.stochastic import Dropout, stochastic_layers, uniform_numbers
 
 Tensors = Mapping[str, Tensor]
 """Parameters and buffers by name, each (K, …)."""
@@ -35,32 +35,32 @@ ELEMENTWISE = (
 
 
 class StackedNetwork:
-    """Runs K members at once. Its parts look at `training` of the skeleton's layers, as those do themselves."""
+    """Computes K members at once. Its layers follow the `training` flag of the skeleton's layers."""
 
     def __init__(self, skeleton: nn.Module) -> None:
         self.layers: list[_Part] = []
         for name, layer in _leaves(skeleton, ""):
-            part = _by_hand(name, layer)
+            part = _stacked_layer(name, layer)
             if part is not None:
                 self.layers.append(part)
-            elif self.layers and isinstance(last := self.layers[-1], _Vmapped) and last.may_take(layer):
+            elif self.layers and isinstance(last := self.layers[-1], _Vmapped) and last.accepts(layer):
                 last.add(name, layer)
             else:
                 self.layers.append(_Vmapped(name, layer))
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool = True) -> Tensor:
-        """Outputs (K, B, C) for inputs (B, …), or if they are not shared for each member's own, (K, B, …)."""
+        """Compute outputs (K, B, C) for inputs (B, …), or, if they are not shared, for (K, B, …) of each member."""
         for layer in self.layers:
             inputs = layer(tensors, inputs, shared)
             shared = shared and not layer.stacks
         return inputs
 
-    def parted(self) -> tuple[StackedNetwork, StackedNetwork]:
-        """The layers before the first that draws random numbers, and the rest."""
-        first = next((place for place, layer in enumerate(self.layers) if layer.draws), len(self.layers))
-        quiet, noisy = copy(self), copy(self)
-        quiet.layers, noisy.layers = self.layers[:first], self.layers[first:]
-        return quiet, noisy
+    def split_at_first_stochastic(self) -> tuple[StackedNetwork, StackedNetwork]:
+        """Return the layers before the first stochastic one, and the rest."""
+        first = next((index for index, layer in enumerate(self.layers) if layer.stochastic), len(self.layers))
+        deterministic, stochastic = copy(self), copy(self)
+        deterministic.layers, stochastic.layers = self.layers[:first], self.layers[first:]
+        return deterministic, stochastic
 
     @property
     def stacks(self) -> bool:
@@ -68,13 +68,13 @@ class StackedNetwork:
         return any(layer.stacks for layer in self.layers)
 
     def vmapped_layers(self) -> list[str]:
-        """The kinds of layers that are left to `torch.func.vmap`."""
-        left = [layer for part in self.layers if isinstance(part, _Vmapped) for layer in part.layers.values()]
-        return list(dict.fromkeys(type(layer).__name__.lstrip("_") for layer in left))
+        """Return the kinds of layers that `torch.func.vmap` computes."""
+        layers = [layer for part in self.layers if isinstance(part, _Vmapped) for layer in part.layers.values()]
+        return list(dict.fromkeys(type(layer).__name__.lstrip("_") for layer in layers))
 
 
 def _leaves(network: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of a network in the order in which they run, as far as that is known, with their names."""
+    """Yield the layers of a network in the order in which they run, as far as that is known, with their names."""
     if type(network) is not nn.Sequential or network._forward_hooks or network._forward_pre_hooks:
         yield name, network
         return
@@ -82,7 +82,7 @@ def _leaves(network: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _leaves(layer, f"{name}.{child}".lstrip("."))
 
 
-def _by_hand(name: str, layer: nn.Module) -> _Part | None:
+def _stacked_layer(name: str, layer: nn.Module) -> _Part | None:
     if layer._forward_hooks or layer._forward_pre_hooks:
         return None
     if type(layer) in ELEMENTWISE:
@@ -94,18 +94,18 @@ def _by_hand(name: str, layer: nn.Module) -> _Part | None:
     if type(layer) is Dropout:
         return _Dropout(name, layer)
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d):
-        counts_alike = layer.track_running_stats and layer.momentum is not None
-        return _BatchNorm(name, layer) if counts_alike else None
+        has_statistics = layer.track_running_stats and layer.momentum is not None
+        return _BatchNorm(name, layer) if has_statistics else None
     return None
 
 
 class _Part(ABC):
-    """(tensors, inputs, shared) → outputs; if `shared`, inputs are (B, …) for all members, and else (K, B, …)."""
+    """(tensors, inputs, shared) → outputs; inputs are (B, …) for all members if `shared`, else (K, B, …)."""
 
     stacks: ClassVar[bool] = True
     """Whether outputs are (K, B, …) whatever the inputs are."""
-    draws: bool = False
-    """Whether it may draw random numbers."""
+    stochastic: bool = False
+    """Whether it may sample random numbers."""
 
     @abstractmethod
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor: ...
@@ -115,8 +115,8 @@ class _Elementwise(_Part):
     stacks = False
 
     def __init__(self, layer: nn.Module) -> None:
-        # Not in place: that would overwrite the batch itself, and for the views that layers give to each other here
-        # the gradient would be copied back and forth.
+        # Not in place: that would overwrite the batch itself, and on the views that layers pass to each other here
+        # autograd would copy the gradient back and forth.
         self.layer = copy(layer)
         vars(self.layer)["inplace"] = False
 
@@ -133,7 +133,7 @@ class _Flatten(_Part):
 
 
 class _Linear(_Part):
-    """Weights times samples in columns: outputs (K, B, O) lie in memory as (K, O, B), as batch norm wants them."""
+    """Weights times samples in columns: outputs (K, B, O) lie in memory as (K, O, B), which suits batch norm."""
 
     def __init__(self, name: str, layer: nn.Linear) -> None:
         self.weight = f"{name}.weight".lstrip(".")
@@ -179,7 +179,7 @@ class _BatchNorm(_Part):
         return outputs.unflatten(1, (num_members, num_channels)).transpose(0, 1)
 
     def _normalised_rows(self, tensors: Tensors, rows: Tensor) -> Tensor:
-        """The same in training for (1, K * C, B), as a group norm of one channel each: that is twice as fast."""
+        """Normalise (1, K * C, B) in training, as a group norm of one channel each: twice as fast as batch_norm."""
         mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
         _, num_channels, batch = rows.shape
         eps, momentum = self.layer.eps, self.layer.momentum
@@ -202,7 +202,7 @@ class _BatchNorm(_Part):
 
 
 class _Dropout(_Part):
-    draws = True
+    stochastic = True
 
     def __init__(self, name: str, layer: Dropout) -> None:
         self.layer = layer
@@ -214,15 +214,16 @@ class _Dropout(_Part):
             inputs = inputs.expand(len(key), *inputs.shape)
         if not self.layer.draws or self.layer.p == 0:
             return inputs
-        alike = self.layer.in_pass  # for all samples
-        numbers = uniform_numbers(key, tensors[self.step] + self.layer.calls, inputs.shape[2 if alike else 1 :])
-        numbers = numbers.unsqueeze(1) if alike else numbers
+        for_all_samples = self.layer.in_stochastic_pass
+        shape = inputs.shape[2 if for_all_samples else 1 :]
+        numbers = uniform_numbers(key, tensors[self.step] + self.layer.calls, shape)
+        numbers = numbers.unsqueeze(1) if for_all_samples else numbers
         self.layer.calls += 1
         return torch.where(numbers >= self.layer.p, inputs / (1 - self.layer.p), 0)
 
 
 class _Vmapped(_Part):
-    """Layers in a row that have no way of their own to be stacked."""
+    """Consecutive layers of other kinds, stacked by `torch.func.vmap`."""
 
     def __init__(self, name: str, layer: nn.Module) -> None:
         self.layers: dict[str, nn.Module] = {}
@@ -232,24 +233,24 @@ class _Vmapped(_Part):
             for shared in (True, False)
         }
 
-    def may_take(self, layer: nn.Module) -> bool:
-        """Whether a further layer may be added; what draws begins anew, so that passes can start there."""
-        return self.draws or not noise_layers(layer)
+    def accepts(self, layer: nn.Module) -> bool:
+        """Whether a further layer may be added; a stochastic layer starts a part, so that passes can start there."""
+        return self.stochastic or not stochastic_layers(layer)
 
     def add(self, name: str, layer: nn.Module) -> None:
-        """Run a further layer after those that are here."""
+        """Add a layer after the others."""
         self.layers[f"{name}." if name else ""] = layer
-        self.draws = self.draws or bool(noise_layers(layer))
+        self.stochastic = self.stochastic or bool(stochastic_layers(layer))
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
-        own = {key: value for key, value in tensors.items() if key.startswith(tuple(self.layers))}
-        if shared and not own:
+        selected = {key: value for key, value in tensors.items() if key.startswith(tuple(self.layers))}
+        if shared and not selected:
             num_members = len(next(iter(tensors.values())))
             inputs, shared = inputs.expand(num_members, *inputs.shape), False
-        return self.call[shared](own, inputs)
+        return self.call[shared](selected, inputs)
 
     def _one(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         for prefix, layer in self.layers.items():
-            own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            inputs = functional_call(layer, own, (inputs,))
+            selected = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            inputs = functional_call(layer, selected, (inputs,))
         return inputs

@@ -1,97 +1,86 @@
-"""Members spread over the cores, each computed by one of them; images in channels_last, which suits convolutions there.
-
-A member's backward pass and its optimizer's step are one piece of work: cores wait for each other only where the
-objective needs all outputs, between the forward passes and the backward ones.
-"""
+"""Members spread over the cores, one thread each; images in channels_last, which convolutions prefer on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ensemblekit.core.objective import Objective
-from ensemblekit.core.threads import Cores, one_thread
-from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import Settings, Slot, at_least_float32
-from ensemblekit.engines.sequential import MemberRunner, SequentialEngine
-from ensemblekit.members.folding import ReadyMember
+from ensemblekit.core.threads import ThreadPool, num_cores, one_thread
+from ensemblekit.engines.base import EngineSettings, Part, Result, at_least_float32
+from ensemblekit.engines.sequential import MemberPart, SequentialEngine
+from ensemblekit.members.folding import FoldedMember
+from ensemblekit.members.state import MemberState
 
 
 class ThreadedEngine(SequentialEngine):
-    """Members are computed at the same time, each by one thread; a lone member uses all of them."""
+    """Computes members at the same time, each in one thread; a single member uses all threads."""
 
     name = "threaded"
 
-    def __init__(self, slots: Sequence[Slot], objective: Objective, settings: Settings) -> None:
-        self.channels_last = all("channels_last" not in slot.model.unsupported() for slot in slots)
-        self.cores = Cores()
-        super().__init__(slots, objective, settings)
+    def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
+        self.channels_last = all("channels_last" not in member.model.unsupported() for member in members)
+        self.pool = ThreadPool()
+        super().__init__(members, objective, settings)
 
-    def make_runner(self, slot: Slot) -> MemberRunner:
+    @classmethod
+    def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
+        if settings.device.type != "cpu":
+            return f"threads are for the CPU, and the device is {settings.device}"
+        if num_cores() < 2:
+            return "there is only one core"
+        for member in members:
+            if member.uses_global_rng:
+                return f'model "{member.model.name}" uses torch\'s global random generator, which threads share'
+        return None
+
+    def make_part(self, members: Sequence[MemberState]) -> Part:
         if self.channels_last:
-            slot.network.to(memory_format=torch.channels_last)
-        return FoldingRunner(slot, self, self.channels_last)
+            members[0].network.to(memory_format=torch.channels_last)
+        return FoldingPart(members, self.objective, self.settings, self.channels_last)
 
-    def each(self, work: Callable[[MemberRunner, int], Any], slots: Sequence[Slot]) -> list[Any]:
-        runners = [self.runners[id(slot)] for slot in slots]
-        return self.cores.map(lambda pair: work(*pair), list(zip(runners, range(len(slots)), strict=True)))
+    def map(self, work: Callable[[Any], Result], items: Sequence[Any]) -> list[Result]:
+        return self.pool.map(work, items)
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
-        return super().forward(self._arranged(inputs), step)
+    def arrange(self, inputs: Tensor) -> Tensor:
+        is_images = inputs.ndim == 4 and self.channels_last
+        return inputs.contiguous(memory_format=torch.channels_last) if is_images else inputs
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        return super().predict(self._arranged(inputs))
-
-    def train_step(
-        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
-    ) -> tuple[Tensor, Tensor]:
-        if self.objective.separable:
-            arranged = Batch(self._arranged(batch.inputs), batch.targets, batch.index)
-            return super().train_step(arranged, weights, learning_rate, step)
-        if self.has_second_pass:
-            return super().train_step(batch, weights, learning_rate, step)
-        leaf = self.forward(batch.inputs, step).requires_grad_()
-        with one_thread():
-            value = self.objective(leaf, batch.targets, weights)
-            (gradient,) = torch.autograd.grad(value, leaf)
-
-        def work(place: int) -> None:
-            runner = self.runners[id(self.running[place])]
-            runner.backward(gradient[place])
-            runner.update(learning_rate)
-
-        # the member that came last is the first to go back: what it needs may still be in the cache
-        self.cores.map(work, range(len(self.running) - 1, -1, -1))
-        return value.detach(), leaf.detach()
-
-    def _arranged(self, inputs: Tensor) -> Tensor:
-        images = inputs.ndim == 4 and self.channels_last
-        return inputs.contiguous(memory_format=torch.channels_last) if images else inputs
+    def objective_context(self) -> AbstractContextManager[None]:
+        # the objective is small: sharing it out to threads costs more than it saves where a core is busy
+        return one_thread()
 
     def close(self) -> None:
-        self.cores.close()
+        self.pool.close()
 
 
-class FoldingRunner(MemberRunner):
-    """A member that predicts with a copy made for it, until it learns again."""
+class FoldingPart(MemberPart):
+    """A member that predicts with a copy that is folded for inference, made anew after each training step."""
 
-    def __init__(self, slot: Slot, engine: ThreadedEngine, channels_last: bool) -> None:
-        super().__init__(slot, engine)
+    def __init__(
+        self,
+        members: Sequence[MemberState],
+        objective: Objective,
+        settings: EngineSettings,
+        channels_last: bool,
+    ) -> None:
+        super().__init__(members, objective, settings)
         self.channels_last = channels_last
-        self.ready: ReadyMember | None = None
+        self.folded: FoldedMember | None = None
 
-    def forward(self, inputs: Tensor, step: int, second_pass: bool = False) -> Tensor:
-        if not self.slot.frozen:
-            self.ready = None
-        return super().forward(inputs, step, second_pass)
+    def forward(self, inputs: Tensor, step: int) -> Tensor:
+        if not self.frozen:
+            self.folded = None
+        return super().forward(inputs, step)
 
     def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
-        if self.engine.settings.compile:
+        if self.settings.compile:
             return super().predict(inputs, passes)
-        if self.ready is None:
-            self.ready = ReadyMember(self.network, self.channels_last)
-        with self.engine.autocast():
-            return at_least_float32(self.ready(inputs, passes))
+        if self.folded is None:
+            self.folded = FoldedMember(self.network, self.channels_last)
+        with self.settings.autocast():
+            return at_least_float32(self.folded(inputs, passes)).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Predictions for files of new data: what the ensemble says, and how far its members agree."""
+"""Predictions for files of new data, with the uncertainty of the ensemble."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the ensemble says of one sample."""
+    """The prediction for one sample."""
 
     file: str
     row: int | None
@@ -34,17 +34,21 @@ class Prediction:
     """Class, probability, agreement, entropy and mutual_information; or value and standard_deviation."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The prediction as one flat record."""
-        place = {"file": self.file} if self.row is None else {"file": self.file, "row": self.row}
-        return {**place, **self.answer}
+        """Return the prediction as one flat record."""
+        location = {"file": self.file} if self.row is None else {"file": self.file, "row": self.row}
+        return {**location, **self.answer}
 
 
 def predict_files(ensemble: Ensemble, files: Sequence[str | Path]) -> list[Prediction]:
-    """Predictions for image files, or for the rows of CSV files if the run's data is no images.
+    """Predict image files, or the rows of CSV files if the run was not trained on images.
 
-    Images are resized, cropped and normalised as the run's test data was. Rows are prepared by the run's data set; if
-    it has nothing to prepare, the columns below a header are the features in their order. A file that cannot be used
-    is a `DataError`.
+    Args:
+        ensemble: the trained ensemble of a run.
+        files: images, which are resized, cropped and normalised like the run's test data; or CSV files, whose rows the
+            run's data set prepares. If it has nothing to prepare, the columns are the features in their order.
+
+    Raises:
+        DataError: a file cannot be read or does not fit the run.
     """
     paths = [Path(file) for file in files]
     reader = _read_tables(paths, ensemble) if ensemble.transform is None else _read_images(paths, ensemble.transform)
@@ -52,16 +56,18 @@ def predict_files(ensemble: Ensemble, files: Sequence[str | Path]) -> list[Predi
     device = next(ensemble.parameters()).device
     predictions: list[Prediction] = []
     with torch.inference_mode():
-        for places, inputs in reader:
+        for locations, inputs in reader:
             outputs = ensemble.member_outputs(inputs.to(device)).float().cpu()
             combined = ensemble.combine(outputs)
             answers = _classes(ensemble, outputs, combined) if _is_classifier(ensemble) else _values(outputs, combined)
-            predictions += [Prediction(file, row, answer) for (file, row), answer in zip(places, answers, strict=True)]
+            predictions += [
+                Prediction(file, row, answer) for (file, row), answer in zip(locations, answers, strict=True)
+            ]
     return predictions
 
 
 def format_predictions(predictions: Sequence[Prediction], file_format: Literal["csv", "json"]) -> str:
-    """The predictions as a CSV table with a header, or as a JSON list of objects."""
+    """Format predictions as a CSV table with a header, or as a JSON list of objects."""
     records = [prediction.to_dict() for prediction in predictions]
     if file_format == "json":
         return json.dumps(records, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

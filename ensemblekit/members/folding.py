@@ -1,7 +1,7 @@
-"""Members made ready to predict: batch norm folded into the layer before it, channels_last, a few samples at a time.
+"""Copies of members for inference: batch norm folded into the layer before it, channels_last, small chunks of samples.
 
-Folding is exact but for rounding. It is done only where it is sure to be valid: for a convolution or linear layer and
-the batch norm that follows it directly in the same `nn.Sequential`. Poolings give the same bits.
+Folding is exact up to rounding. It is done only where it is certainly valid: for a convolution or linear layer and
+the batch norm that follows it directly in the same `nn.Sequential`. Poolings stay bit-identical.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from ensemblekit.members.stochastic import outputs_of_passes
 
 CHUNK_BYTES = 2**18
-"""How much of a batch a member takes at a time: so little that what is between its layers stays in the cache."""
-FEWEST_SAMPLES = 8
+"""Size of the chunks of a batch: small enough that the activations between two layers stay in the cache."""
+MIN_CHUNK_SAMPLES = 8
 _BATCH_NORMS = {
     nn.Conv1d: nn.BatchNorm1d,
     nn.Conv2d: nn.BatchNorm2d,
@@ -29,9 +29,9 @@ _BATCH_NORMS = {
 
 
 def folded(network: nn.Module) -> tuple[nn.Module, int]:
-    """A copy for evaluation without those batch norms that are part of the layer before them now, and their number.
+    """Return a copy for inference with batch norms folded into the layers before them, and how many were folded.
 
-    Poolings that halve an image no longer look for the places of the largest values.
+    Max-poolings of 2 × 2 no longer compute the indices of the maxima, which only training needs.
     """
     network = deepcopy(network).eval().requires_grad_(False)
     uses = Counter(id(layer) for _, layer in network.named_modules(remove_duplicate=False))
@@ -46,13 +46,13 @@ def folded(network: nn.Module) -> tuple[nn.Module, int]:
                 count += 1
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            if _halves(layer):
-                setattr(parent, name, HalvingPool())
+            if _is_pool_of_two(layer):
+                setattr(parent, name, MaxPoolWithoutIndices())
     return network, count
 
 
-class HalvingPool(nn.Module):
-    """`nn.MaxPool2d(2)` where only the largest values are wanted and not their places: that is twice as fast."""
+class MaxPoolWithoutIndices(nn.Module):
+    """`nn.MaxPool2d(2)` without the indices of the maxima: twice as fast on a CPU."""
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = (size // 2 * 2 for size in images.shape[-2:])
@@ -61,7 +61,7 @@ class HalvingPool(nn.Module):
         return torch.maximum(rows[..., ::2], rows[..., 1::2])
 
 
-def _halves(layer: nn.Module) -> bool:
+def _is_pool_of_two(layer: nn.Module) -> bool:
     if type(layer) is not nn.MaxPool2d or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     sizes = {layer.kernel_size, layer.stride} <= {2, (2, 2)}
@@ -69,7 +69,7 @@ def _halves(layer: nn.Module) -> bool:
 
 
 def _foldable(layer: nn.Module, norm: nn.Module) -> bool:
-    """Whether both are exactly what they look like: no subclass, no hooks, and fixed statistics."""
+    """Whether both are exactly of these classes, have no hooks, and the norm has running statistics."""
     if _BATCH_NORMS.get(type(layer)) is not type(norm):
         return False
     hooks = any((*part._forward_hooks, *part._forward_pre_hooks) for part in (layer, norm))
@@ -81,8 +81,8 @@ def _fold(layer: Any, norm: Any) -> nn.Module:
     return fuse(layer, norm)
 
 
-class ReadyMember:
-    """A folded copy of a network as it is now, which takes large batches piece by piece."""
+class FoldedMember:
+    """A folded copy of a network with its current weights, which computes large batches in chunks."""
 
     def __init__(self, network: nn.Module, channels_last: bool) -> None:
         self.network, _ = folded(network)
@@ -91,12 +91,12 @@ class ReadyMember:
             self.network.to(memory_format=torch.channels_last)
 
     def __call__(self, inputs: Tensor, passes: int | None = None) -> Tensor:
-        """Outputs (S, B, C) of noisy passes, or (1, B, C) of one without noise; without a graph."""
+        """Compute outputs (S, B, C) of S stochastic passes, or (1, B, C) of a deterministic one; without gradients."""
         with torch.inference_mode():
             if self.channels_last and inputs.ndim == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             if inputs.device.type != "cpu":
                 return outputs_of_passes(self.network, inputs, passes)
             sample_bytes = inputs[:1].numel() * inputs.element_size()
-            chunks = inputs.split(max(FEWEST_SAMPLES, CHUNK_BYTES // max(1, sample_bytes)))
+            chunks = inputs.split(max(MIN_CHUNK_SAMPLES, CHUNK_BYTES // max(1, sample_bytes)))
             return torch.cat([outputs_of_passes(self.network, chunk, passes) for chunk in chunks], dim=1)

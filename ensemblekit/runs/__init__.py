@@ -1,4 +1,4 @@
-"""The run directory: atomic files, checkpoints and a lock; a run can be opened, verified and read without training it.
+"""The run directory: atomic files, checkpoints and a lock; a run can be opened and read without training it.
 
-Uses the layers up to `members`. Start with `directory.py`.
+Uses the layers up to `members`. Start with `directory.py`, which writes and verifies the files; `run.py` reads them.
 """

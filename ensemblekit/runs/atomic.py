@@ -1,4 +1,4 @@
-"""Files that are wholly old or wholly new, whatever happens: written aside, synced, renamed."""
+"""Atomic files: written to a temporary name, synced, renamed; a crash leaves the old content or the new one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(*targets: Path) -> Iterator[list[Path]]:
-    """Paths to write to, one for each target; they take the targets' places, in order, once the block has ended well.
+    """Yield temporary paths, one per target; they are renamed to the targets, in order, when the block succeeds.
 
-    All targets are in one directory. Whoever reads them must rely on the last one: it comes into place last.
+    All targets are in one directory. The last target is renamed last: readers take its presence as the commit.
     """
     directory = targets[0].parent
     with (
@@ -36,14 +36,14 @@ def replacing(*targets: Path) -> Iterator[list[Path]]:
         for file, target in zip(staged[:-1], targets[:-1], strict=True):
             os.replace(file, target)
         if len(targets) > 1:
-            sync(directory)  # the last one vouches for the others, so they are on the disk before it
+            sync(directory)  # the last target is the commit, so the others must be on the disk before it
         os.replace(staged[-1], targets[-1])
         sync(directory)
 
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about writing to `path` into what a person can do about it."""
+    """Turn an OSError about writing to `path` into an error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a directory's list of names, is on the disk."""
+    """Wait until a file, or the entries of a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -63,20 +63,20 @@ def sync(path: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what writers that were killed have left behind; only for the one process that may write here."""
+    """Remove temporary files of killed writers; only for the process that holds the lock."""
     for leftover in directory.glob(f"{_STAGING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write every byte, and wait until it is on the disk; `os.write` alone may stop short of a full disk."""
+    """Write every byte and sync; on a nearly full disk `os.write` alone may write only a part."""
     while content:
         content = content[os.write(descriptor, content) :]
     os.fsync(descriptor)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that `replacing` has given the path of."""
+    """Write and sync a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         write_all(descriptor, content)
@@ -85,18 +85,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put one file in place, wholly or not at all."""
+    """Write a file atomically."""
     with replacing(path) as (staged,):
         write_bytes(staged, content)
 
 
 def json_bytes(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
-    """JSON that any program can read: a number that is not finite becomes null."""
+    """Encode as standard JSON; nan and infinity become null."""
     return json.dumps(_finite(value), allow_nan=False, indent=indent).encode() + b"\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or a `RunError` that says why there is none."""
+    """Read the object in a JSON file; a `RunError` if the file is missing or damaged."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and state of one epoch in files that are verified byte by byte before they are used.
+"""Checkpoints: tensors and state of one epoch, in files whose checksums are verified before they are used.
 
 A checkpoint is `epoch-000012.safetensors`, `epoch-000012.json` and, written last, `epoch-000012.manifest.json` with
 the sha256 of both. Without its manifest a checkpoint does not exist.
@@ -28,7 +28,7 @@ _MANIFEST_SUFFIX = ".manifest.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that training needs to go on after an epoch."""
+    """Everything that training needs to continue after an epoch."""
 
     epoch: int
     tensors: dict[str, Tensor]
@@ -51,27 +51,29 @@ class _Manifest:
 
 
 class _DamagedError(Exception):
-    """A checkpoint that is not, byte for byte, as it was written."""
+    """A checkpoint whose bytes differ from those that were written."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"checksum mismatch: {path}: {reason}")
 
 
 class Checkpoints:
-    """The checkpoints of a run: the last two and the best one."""
+    """The checkpoints of a run; the last two and the best one are kept."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._damaged: set[int] = set()
 
     def save(self, checkpoint: Checkpoint, best: bool = False) -> None:
-        """Commit a checkpoint in one step; only then remove those that are no longer needed."""
+        """Commit a checkpoint atomically; only then remove those that are no longer needed."""
         stem = _stem(checkpoint.epoch)
         before = self._manifest_or_none(checkpoint.epoch)
         if before:
             best = best or before.best
-            stem += "-again" if before.stem == stem else ""  # the committed one stays whole until the new one counts
-        # Exact, or an error: a state that JSON cannot hold must not come back as another one.
+            stem += (
+                "-again" if before.stem == stem else ""
+            )  # the committed one stays intact until the new one is committed
+        # an error rather than a state that JSON cannot represent exactly
         state = json.dumps(checkpoint.state, allow_nan=False).encode()
         names = f"{stem}.safetensors", f"{stem}.json", _stem(checkpoint.epoch) + _MANIFEST_SUFFIX
         with replacing(*(self.directory / name for name in names)) as (tensor_file, state_file, manifest_file):
@@ -83,10 +85,10 @@ class Checkpoints:
         self._prune(checkpoint.epoch)
 
     def load(self, best: bool = False) -> Checkpoint:
-        """The newest good checkpoint; with `best`, the one that was marked so last, if there is one."""
+        """Load the newest intact checkpoint; with `best`, the one that was marked as best last, if there is one."""
         epochs = self._epochs()
         if best:
-            # One whose manifest cannot be read may have been the best: it is tried, so that its loss is not silent.
+            # one whose manifest cannot be read may have been the best: it is tried, so that its loss is reported
             manifests = {epoch: self._manifest_or_none(epoch) for epoch in epochs}
             epochs.sort(key=lambda epoch: manifest.best if (manifest := manifests[epoch]) else True, reverse=True)
         for epoch in epochs:
@@ -98,13 +100,18 @@ class Checkpoints:
         fix = "restore a copy of them" if epochs else "start the run again: ensemblekit train"
         raise RunError("no usable checkpoint", str(self.directory), fix)
 
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs that have a checkpoint, oldest first; none of them is verified."""
+        return self._epochs()[::-1]
+
     def _epochs(self) -> list[int]:
-        """The epochs of all manifests, newest first."""
+        """Return the epochs of all manifests, newest first."""
         try:
-            found = [_OWN_FILE.fullmatch(path.name) for path in self.directory.iterdir()]
+            matches = [_OWN_FILE.fullmatch(path.name) for path in self.directory.iterdir()]
         except OSError:
             return []
-        return sorted((int(name[1]) for name in found if name and name[3] == "manifest.json"), reverse=True)
+        return sorted((int(name[1]) for name in matches if name and name[3] == "manifest.json"), reverse=True)
 
     def _manifest(self, epoch: int) -> _Manifest:
         path = self.directory / (_stem(epoch) + _MANIFEST_SUFFIX)
@@ -114,7 +121,7 @@ class Checkpoints:
             stems = _stem(epoch), _stem(epoch) + "-again"
             known = manifest.epoch == epoch and manifest.stem in stems and isinstance(manifest.best, bool)
             if not known or manifest.content() != content:
-                raise _DamagedError(path, "not as it was written")
+                raise _DamagedError(path, "it differs from what was written")
         except OSError as error:
             raise _DamagedError(path, str(error.strerror)) from error
         except (ValueError, TypeError, RecursionError) as error:
@@ -133,7 +140,7 @@ class Checkpoints:
         for path, sha256 in ((tensor_file, manifest.tensors_sha256), (state_file, manifest.state_sha256)):
             try:
                 if sha256_of(path) != sha256:
-                    raise _DamagedError(path, "not as it was written")
+                    raise _DamagedError(path, "it differs from what was written")
             except OSError as error:
                 raise _DamagedError(path, str(error.strerror)) from error
         try:
@@ -142,14 +149,14 @@ class Checkpoints:
             raise _DamagedError(tensor_file, f"refused: {error}") from error
 
     def _prune(self, newest: int) -> None:
-        """Remove all but the last two good ones and the best; later epochs are a future that is trained anew."""
+        """Remove all but the last two intact ones and the best; epochs after `newest` will be trained again."""
         epochs = [epoch for epoch in self._epochs() if epoch <= newest and epoch not in self._damaged]
         manifests = [manifest for epoch in epochs if (manifest := self._manifest_or_none(epoch))]
         kept = manifests[:_NEWEST_KEPT] + [manifest for manifest in manifests if manifest.best][:1]
         needed = {name for manifest in kept for name in manifest.files()}
         with write_errors(self.directory):
             names = {path.name for path in self.directory.iterdir() if _OWN_FILE.fullmatch(path.name)} - needed
-            # Manifests first: one whose files are gone would be taken for a damaged checkpoint.
+            # manifests first: one whose files are gone would look like a damaged checkpoint
             for name in sorted(names, key=lambda name: not name.endswith(_MANIFEST_SUFFIX)):
                 (self.directory / name).unlink(missing_ok=True)
         sweep(self.directory)

@@ -1,4 +1,4 @@
-"""A lock that lives as long as its process: one that was killed holds nothing."""
+"""A file lock that the system releases when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _held: set[int] = set()
 
 
 def _release_in_child() -> None:
-    """A data-loading worker must not keep the lock of a trainer that was killed."""
+    """Close inherited locks: a data-loading worker must not keep the lock of a trainer that was killed."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -28,13 +28,13 @@ os.register_at_fork(after_in_child=_release_in_child)
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`, with this process's id in it; `RunError` if a living process holds it."""
+    """Hold a lock file, with this process's id in it; a `RunError` if a living process holds it."""
     descriptor = _acquire(path)
     _held.add(descriptor)
     try:
         yield
     finally:
-        if descriptor in _held:  # not in a child that was forked inside the block
+        if descriptor in _held:  # false in a child that was forked inside the block
             _held.discard(descriptor)
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
@@ -57,12 +57,38 @@ def _acquire(path: Path) -> int:
                 os.close(descriptor)
                 raise
             else:
-                return descriptor
+                if _is_file(descriptor, path):
+                    return descriptor
+                os.close(descriptor)  # the last owner has removed the file
+                continue
         if _alive(owner):
             break
-        # The lock is held but its owner has not written its id yet, or is on another machine.
+        # the owner has not written its id yet, or runs on another machine
         time.sleep(_PAUSE_SECONDS)
     raise RunError(f"in use by pid {owner or 'unknown'}", str(path.parent), "wait until it ends, or stop it")
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock; changes nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def _pid(text: bytes) -> int:

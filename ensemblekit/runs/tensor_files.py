@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: nothing is unpickled, and every byte can be checked."""
+"""Tensors in safetensors files: nothing is unpickled, and a checksum covers every byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ensemblekit.runs.atomic import sync
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors of any device, layout and dtype, and wait until they are on the disk; returns the file's sha256."""
+    """Write tensors of any device, layout and dtype, and sync; returns the file's sha256."""
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -31,19 +31,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU; `SafetensorError` if it is not a safetensors file."""
-    # The tensors of load_file are the file, mapped: copies outlive its being replaced, cut or removed.
+    """Read the tensors of a file, on the CPU; a `SafetensorError` if it is not a safetensors file."""
+    # load_file maps the file to memory: copies stay valid if the file is replaced, truncated or removed
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's content: a flipped bit loads from safetensors without complaint."""
+    """Return the sha256 of a file; safetensors itself would load a flipped bit without an error."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values, contiguous, on the CPU, each in memory of its own, as safetensors wants them."""
+    """Copy tensors to the CPU, contiguous and without shared memory, as safetensors requires."""
     separate: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, given in tensors.items():

@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 
 from ensemblekit.core.errors import UsageError
-from ensemblekit.core.registry import GROUPS, Registry
+from ensemblekit.core.kinds import KINDS
+from ensemblekit.core.registry import Registry
 from ensemblekit.runs.atomic import replacing, write_errors
-from ensemblekit.scaffold.kinds import SUMMARIES
 from ensemblekit.scaffold.names import Names, check_available
 
 # Each file of the package, and the template that it comes from.
@@ -40,7 +40,7 @@ def create(name: str, kind: str, parent: Path, registry: Registry) -> NewPackage
 
     Args:
         name: Name of the plugin and of the new directory: `soft-min`, `soft_min` or `SoftMin`.
-        kind: Kind of plugin, one of `SUMMARIES`.
+        kind: Kind of plugin, one with a template in `KINDS`.
         parent: Where the new directory goes; created if necessary.
         registry: The installed plugins, whose names are taken.
 
@@ -71,8 +71,8 @@ def _render(names: Names, kind: str) -> Iterator[tuple[str, str]]:
     values = {
         "kind": kind,
         "word": kind.replace("dataset", "data set"),
-        "group": GROUPS[kind],
-        "summary": SUMMARIES[kind],
+        "group": KINDS[kind].group,
+        "summary": KINDS[kind].template,
         "directory": names.name,
         "distribution": names.distribution,
         "package": names.package,

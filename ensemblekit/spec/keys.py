@@ -52,13 +52,21 @@ def field_names(target: str) -> list[str]:
     if found is None or found.origin is None:
         return []
     tree = ast.parse(Path(found.origin).read_bytes())
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            inherited = [name for base in bases for name in field_names(_imported_from(tree, base, module))]
-            return [*inherited, *_own_fields(node)]
+    if (node := _class_node(tree.body, class_name)) is not None:
+        bases = [ast.unparse(base) for base in node.bases]
+        inherited = [name for base in bases for name in field_names(_imported_from(tree, base, module))]
+        return [*inherited, *_own_fields(node)]
     imported = _imported_from(tree, class_name, module)  # a package may re-export the class
     return field_names(imported) if imported != target else []
+
+
+def _class_node(statements: list[ast.stmt], name: str) -> ast.ClassDef | None:
+    """Find a class by its name; `Outer.Inner` is a class in another one."""
+    outer, _, inner = name.partition(".")
+    for node in statements:
+        if isinstance(node, ast.ClassDef) and node.name == outer:
+            return _class_node(node.body, inner) if inner else node
+    return None
 
 
 def _imported_from(tree: ast.Module, name: str, module: str) -> str:

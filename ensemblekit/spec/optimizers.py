@@ -1,11 +1,10 @@
 """Optimizers by name: AdaBelief, and every optimizer of `torch.optim` that needs no closure.
 
-A section's parameters come from the optimizer's own signature, so a spec can set all of them and no others.
+A section's parameters come from the optimizer's own signature, so that a spec can set all of them and no others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Iterable
 from functools import cache
@@ -15,52 +14,72 @@ import torch
 from pydantic import Field, create_model, model_validator
 
 from ensemblekit.core.plugin import Section
+from ensemblekit.spec.adabelief import AdaBelief
 
-# How a step is computed and not what it computes: the engine's to decide.
-_NOT_FOR_SPECS = {"params", "foreach", "fused", "capturable", "differentiable", "maximize", "print_change_log"}
-# They need a closure, sparse gradients, and matrices only.
+ELEMENTWISE: dict[str, frozenset[str]] = {
+    "adabelief": frozenset({"step"}),
+    "adadelta": frozenset({"step"}),
+    "adagrad": frozenset({"step"}),
+    "adam": frozenset({"step"}),
+    "adamax": frozenset({"step"}),
+    "adamw": frozenset({"step"}),
+    "asgd": frozenset({"step", "eta", "mu"}),
+    "nadam": frozenset({"step", "mu_product"}),
+    "radam": frozenset({"step"}),
+    "rmsprop": frozenset({"step"}),
+    "rprop": frozenset({"step"}),
+    "sgd": frozenset(),
+}
+"""Optimizers known to update every element of a parameter independently, each with the state that it keeps once per
+tensor instead of once per element. The parameters of these can be joined in one flat tensor and stacked over members.
+Any other optimizer gets every parameter by itself."""
+
+# Arguments that decide how a step is computed, not what: the engine's choice.
+_NOT_IN_SPECS = {"params", "foreach", "fused", "capturable", "differentiable", "maximize"}
+# LBFGS needs a closure, SparseAdam sparse gradients, and Muon takes matrices only.
 _UNSUPPORTED = {"LBFGS", "SparseAdam", "Muon"}
-# They look at a parameter as a whole.
-_NOT_ELEMENTWISE = {"adafactor"}
 
 
 class Optimizer(Section):
-    """The optimizer of a spec: its name, and arguments of its own."""
+    """The optimizer of a spec: its name and its arguments."""
 
     name: str
 
     @model_validator(mode="after")
-    def _accepted_by_the_optimizer(self) -> Self:
-        self.build([torch.zeros(1, requires_grad=True)])  # its own checks raise ValueError
+    def _check_arguments(self) -> Self:
+        self.build([torch.zeros(1, requires_grad=True)])  # the optimizer's own checks raise ValueError
         return self
 
     def to_table(self) -> dict[str, Any]:
-        """As every section's, without defaults such as (None, 0.001), which TOML cannot say."""
+        """As for every section, without defaults such as (None, 0.001), which TOML cannot express."""
         table = super().to_table()
         return {key: value for key, value in table.items() if not (isinstance(value, list) and None in value)}
 
     @property
+    def learning_rate(self) -> float:
+        """The base learning rate, which every optimizer has."""
+        rate: float = self.model_dump(include={"lr"})["lr"]
+        return rate
+
+    @property
     def elementwise(self) -> bool:
-        """Whether every element of a parameter is treated alike, so that parameters can be joined or stacked."""
-        return self.name not in _NOT_ELEMENTWISE
+        """Whether it is known to update every element of a parameter independently."""
+        return self.name in ELEMENTWISE
 
     def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """The optimizer for these parameters, in one fused operation for each of them where torch has one."""
+        """Build the optimizer of these parameters, with torch's fused implementation where there is one."""
         arguments = self.model_dump(exclude={"name"})
         parameters, optimizer_class = list(parameters), optimizer_classes()[self.name]
         if "fused" in inspect.signature(optimizer_class).parameters:
-            # not on a GPU, where it wants its counters, which runs keep on the CPU
+            # on a GPU a fused optimizer needs its step counters there, and checkpoints keep them on the CPU
             arguments["fused"] = all(parameter.device.type == "cpu" for parameter in parameters) or None
-        with contextlib.redirect_stdout(None):  # AdaBelief prints its settings
-            optimizer: torch.optim.Optimizer = optimizer_class(parameters, **arguments)
+        optimizer: torch.optim.Optimizer = optimizer_class(parameters, **arguments)
         return optimizer
 
 
 @cache
 def optimizer_classes() -> dict[str, type]:
-    """Every optimizer a spec can name, by that name."""
-    from ensemblekit.spec.adabelief import LeanAdaBelief
-
+    """Return every optimizer that a spec can name, by that name."""
     classes = {
         name.lower(): value
         for name, value in vars(torch.optim).items()
@@ -69,19 +88,16 @@ def optimizer_classes() -> dict[str, type]:
         and value is not torch.optim.Optimizer
         and name not in _UNSUPPORTED
     }
-    return {"adabelief": LeanAdaBelief, **classes}
+    return {"adabelief": AdaBelief, **classes}
 
 
 @cache
 def optimizer_section(name: str) -> type[Optimizer]:
-    """The section of one optimizer, with a field for each argument of its constructor."""
-    defaults: dict[str, Any] = {"eps": 1e-12} if name == "adabelief" else {}  # what the paper's code used
+    """Return the section of one optimizer, with a field for each argument of its constructor."""
     fields: dict[str, Any] = {}
     for argument in inspect.signature(optimizer_classes()[name]).parameters.values():
-        if argument.name in _NOT_FOR_SPECS:
-            continue
-        default = defaults.get(argument.name, argument.default)
-        fields[argument.name] = (_type_of(default), _field(argument.name, default))
+        if argument.name not in _NOT_IN_SPECS:
+            fields[argument.name] = (_type_of(argument.default), _field(argument.name, argument.default))
     return create_model(f"{name.title()}Section", __base__=Optimizer, **fields)
 
 

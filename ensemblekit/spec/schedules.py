@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the progress of training."""
+"""Learning-rate schedules: pure functions of the progress of training. A new one is a class below with its name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ensemblekit.core.plugin import Section
 
 
 class Schedule(Section):
-    """What the learning rate is multiplied by as training goes on."""
+    """The factor of the learning rate as a function of time."""
 
-    warmup_epochs: float = Field(0.0, ge=0, description="epochs in which the rate first rises linearly from 0")
+    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warm-up from 0")
 
     def factor(self, epoch: float, num_epochs: int) -> float:
-        """The factor after `epoch` epochs (with fractions) of `num_epochs`."""
+        """Return the factor after `epoch` epochs (with fractions) of `num_epochs`."""
         warmup = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
         return warmup * self._decay(epoch, num_epochs)
 
@@ -26,7 +26,7 @@ class Schedule(Section):
 
 
 class Constant(Schedule):
-    """The same rate throughout."""
+    """A constant rate."""
 
     name: Literal["constant"] = "constant"
 
@@ -39,7 +39,7 @@ class Step(Schedule):
 
     name: Literal["step"] = "step"
     every: int = Field(ge=1, description="epochs between two changes")
-    multiplier: float = Field(0.5, alias="factor", gt=0, le=1, description="what the rate is multiplied by")
+    multiplier: float = Field(0.5, alias="factor", gt=0, le=1, description="factor of each change")
 
     def _decay(self, epoch: float, num_epochs: int) -> float:
         return float(self.multiplier ** (int(epoch) // self.every))
@@ -50,7 +50,7 @@ class MultiStep(Schedule):
 
     name: Literal["multistep"] = "multistep"
     after: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, description="epochs after which it changes")
-    multiplier: float = Field(0.1, alias="factor", gt=0, le=1, description="what the rate is multiplied by")
+    multiplier: float = Field(0.1, alias="factor", gt=0, le=1, description="factor of each change")
 
     def _decay(self, epoch: float, num_epochs: int) -> float:
         return float(self.multiplier ** sum(epoch >= milestone for milestone in self.after))
@@ -60,11 +60,13 @@ class Cosine(Schedule):
     """Falls along half a cosine to `final` times the rate."""
 
     name: Literal["cosine"] = "cosine"
-    final: float = Field(0.0, ge=0, le=1, description="what is left of the rate at the end")
+    final: float = Field(0.0, ge=0, le=1, description="factor at the end of training")
 
     def _decay(self, epoch: float, num_epochs: int) -> float:
         cosine = (1 + math.cos(math.pi * epoch / num_epochs)) / 2
         return self.final + (1 - self.final) * cosine
 
 
-SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "step": Step, "multistep": MultiStep, "cosine": Cosine}
+SCHEDULES: dict[str, type[Schedule]] = {
+    schedule.model_fields["name"].default: schedule for schedule in Schedule.__subclasses__()
+}

@@ -1,18 +1,47 @@
-"""The run spec: what a TOML file says, validated. Its sections are the plugins' own pydantic models."""
+"""The run spec: what a TOML file says, validated. Each part is described once, by its entry.
+
+A new setting is a field of a section here; a new part is a field of `Spec` with its entry.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tomli_w
 from pydantic import Field, field_validator
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Section
-from ensemblekit.spec.optimizers import Optimizer
-from ensemblekit.spec.schedules import Schedule
+from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin, Section
+from ensemblekit.spec.entries import (
+    MISSING,
+    ChoiceEntry,
+    EnsembleEntry,
+    Entry,
+    Group,
+    GroupsEntry,
+    IntegerEntry,
+    PluginEntry,
+    PluginsEntry,
+    SectionEntry,
+)
+from ensemblekit.spec.optimizers import Optimizer, optimizer_classes, optimizer_section
+from ensemblekit.spec.schedules import SCHEDULES, Schedule
+
+DEFAULT_LOSS = "cross_entropy"
+ENGINES = {
+    "threaded": "ensemblekit.engines.threaded:ThreadedEngine",
+    "stacked": "ensemblekit.engines.stacked:StackedEngine",
+    "sequential": "ensemblekit.engines.sequential:SequentialEngine",
+}
+"""The engines by name, each with the location of its class; "auto" measures them in this order."""
+
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[("auto", *ENGINES)]
 
 
 class EnsembleSection(Section):
@@ -27,67 +56,76 @@ class TrainingSection(Section):
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a member's gradient")
-    evaluate_every: int = Field(1, ge=1, description="epochs between two evaluations; the last epoch always has one")
+    evaluate_every: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
     patience: int | None = Field(
-        None, ge=1, description="stop after that many evaluations without a lower loss on the validation data"
+        None, ge=1, description="stop early after that many evaluations without a lower validation loss"
     )
     keep: Literal["last", "best"] = Field(
-        "last", description="the weights of the last epoch, or those with the lowest loss on the validation data"
+        "last", description="keep the weights of the last epoch, or those with the lowest validation loss"
     )
 
 
 class EngineSection(Section):
-    """How and where the computation runs; no result depends on it beyond rounding."""
+    """How and where the computation runs; results do not depend on it beyond rounding."""
 
-    name: Literal["auto", "sequential", "threaded", "stacked"] = Field(
-        "auto", description="how members are computed; auto measures and picks the fastest"
-    )
+    name: EngineName = Field("auto", description="how members are computed; auto measures and picks the fastest")
     device: str = Field("auto", description="auto takes cuda, then mps, then cpu; cuda:1 is the second of several")
-    precision: Literal["float32", "bf16"] = Field("float32", description="what networks compute in; bf16 by autocast")
+    precision: Literal["float32", "bf16"] = Field("float32", description="precision of the networks; bf16 by autocast")
     compile: bool = Field(False, description="compile the networks first: slow to start, then faster on a GPU")
     recompute: bool = Field(
-        False, description="compute outputs twice instead of keeping what all members need for the gradient"
+        False, description="compute activations again in the backward pass instead of storing them: slower, less memory"
     )
 
     @field_validator("device")
     @classmethod
-    def _known_device(cls, device: str) -> str:
+    def _check_device(cls, device: str) -> str:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
             raise ValueError("must be auto, cpu, mps, cuda or cuda:N")
         return device
 
 
-MAX_SEED = 2**63 - 1
-DEFAULT_LOSS = "cross_entropy"
-DEFAULT_OPTIMIZER = "adabelief"
-DEFAULT_SCHEDULE = "constant"
+def _members_text(section: EnsembleSection) -> tuple[str, str]:
+    return "members", str(section.members)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Some members that share a model of their own."""
+def _training_text(section: TrainingSection) -> tuple[str, str]:
+    return "training", f"{section.epochs} epoch{'s' * (section.epochs > 1)}, batch size {section.batch_size}"
 
-    members: int
-    model: Model
+
+def _engine_text(section: EngineSection) -> tuple[str, str]:
+    return "engine", f"{section.name}, device {section.device}"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A validated spec: every plugin it names is an instance, every default is filled in."""
+    """A validated spec: every plugin that it names is an instance, every default is filled in."""
 
-    seed: int
-    data: Dataset
-    model: Model
-    ensemble: EnsembleSection
-    groups: tuple[Group, ...]
-    """`ensemble.groups`: who has which model; empty if all members have `model`."""
-    methods: tuple[Method, ...]
-    training: TrainingSection
-    loss: Loss
-    optimizer: Optimizer
-    schedule: Schedule
-    engine: EngineSection
-    extensions: tuple[Extension, ...] = ()
+    seed: Annotated[int, IntegerEntry("seed")]
+    data: Annotated[Dataset, PluginEntry("data", required=True, base=Dataset)]
+    model: Annotated[Model, PluginEntry("model", required=True, base=Model)]
+    groups: Annotated[tuple[Group, ...], GroupsEntry("ensemble.groups", section=EnsembleSection)]
+    """Groups of members with models of their own; empty if all members have `model`."""
+    methods: Annotated[tuple[Method, ...], PluginsEntry("method", base=Method, single=True)]
+    ensemble: Annotated[
+        EnsembleSection, EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups",))
+    ]
+    loss: Annotated[Loss, PluginEntry("training.loss", base=Loss, default=DEFAULT_LOSS)]
+    optimizer: Annotated[
+        Optimizer,
+        ChoiceEntry("training.optimizer", names=optimizer_classes, section_of=optimizer_section, default="adabelief"),
+    ]
+    schedule: Annotated[
+        Schedule,
+        ChoiceEntry("training.schedule", names=SCHEDULES.keys, section_of=SCHEDULES.__getitem__, default="constant"),
+    ]
+    training: Annotated[
+        TrainingSection,
+        SectionEntry(
+            "training", section=TrainingSection, text=_training_text, nested=("loss", "optimizer", "schedule")
+        ),
+    ]
+    engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
+    extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
 
     @property
     def member_models(self) -> tuple[Model, ...]:
@@ -96,27 +134,29 @@ class Spec:
             return (self.model,) * self.ensemble.members
         return tuple(group.model for group in self.groups for _ in range(group.members))
 
+    def plugins(self) -> Iterator[tuple[str, Plugin]]:
+        """Yield every plugin of the spec with the dotted path of its section."""
+        for name, entry in ENTRIES.items():
+            yield from entry.plugins(getattr(self, name))
+
     def to_dict(self) -> dict[str, Any]:
-        """The spec as plain tables, with all defaults; `load_spec` reads it back to an equal spec."""
-        tables = [method.to_table() for method in self.methods]
-        groups = [{"members": group.members, "model": group.model.to_table()} for group in self.groups]
-        loss = self.loss.to_table()
-        return {
-            "seed": self.seed,
-            "data": self.data.to_table(),
-            "model": self.model.to_table(),
-            "ensemble": {**self.ensemble.to_table(), **({"groups": groups} if groups else {})},
-            "method": tables[0] if len(tables) == 1 else tables,
-            "training": {
-                **self.training.to_table(),
-                "loss": loss["name"] if len(loss) == 1 else loss,
-                "optimizer": self.optimizer.to_table(),
-                "schedule": self.schedule.to_table(),
-            },
-            "engine": self.engine.to_table(),
-            **({"extensions": [extension.to_table() for extension in self.extensions]} if self.extensions else {}),
-        }
+        """Return the spec as plain tables, with all defaults; `load_spec` reads them back to an equal spec."""
+        tables: dict[str, Any] = {}
+        # tables before the keys inside them
+        for name, entry in sorted(ENTRIES.items(), key=lambda item: "." in item[1].path):
+            *parents, key = entry.path.split(".")
+            value = entry.write(getattr(self, name))
+            table = tables[parents[0]] if parents else tables
+            if value is not MISSING:
+                table[key] = value
+        return tables
 
     def to_toml(self) -> str:
-        """The spec as a TOML file."""
+        """Return the spec as the text of a TOML file."""
         return tomli_w.dumps(self.to_dict())
+
+
+ENTRIES: dict[str, Entry] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Spec, include_extras=True).items()
+}
+"""The entry of each attribute of `Spec`."""

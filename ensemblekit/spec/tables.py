@@ -1,4 +1,4 @@
-"""Plain tables: reading TOML files, and `--set` overrides of single values in them."""
+"""Plain tables: reads TOML files, and applies `--set` overrides of single values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ensemblekit.core.errors import Problem, SpecError, UsageError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, or a `SpecError` that says where it cannot be read."""
+    """Read the tables of a TOML file; a `SpecError` says at which line and column it is wrong."""
     text = ""
     try:
         text = path.read_bytes().decode()
@@ -30,24 +30,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`a.b=value` → the path and the value, read as TOML; what is no TOML value and has no quotes is a string."""
+    """Split `a.b=value` into path and value; the value is read as TOML, anything else without quotes as a string."""
     path, equals, value = text.partition("=")
     path, value = path.strip(), value.strip()
     if not equals or not path or not value:
-        raise UsageError(f'"{text}" sets nothing', "--set", "write --set a.b=value")
+        raise UsageError(f'expected KEY=VALUE, got "{text}"', "--set", "write --set a.b=value")
     try:
         parsed = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError) as error:
         if value[0] in "[{\"'":
             raise UsageError(
-                f'"{value}" is not a TOML value: {error}', f"--set {path}", "close what is open"
+                f'"{value}" is not a TOML value: {error}', f"--set {path}", "close the quote or bracket"
             ) from error
         return path, value
     return path, parsed["value"] if len(parsed) == 1 else value
 
 
 def override(tables: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a dotted path in place; tables that are not there are made, lists are indexed from 0."""
+    """Set the value at a dotted path in place; missing tables are created, lists are indexed from 0."""
     *parents, last = path.split(".")
     table: Any = tables
     for depth, part in enumerate(parents):
@@ -58,7 +58,7 @@ def override(tables: dict[str, Any], path: str, value: Any) -> None:
             inner = {}
         elif not isinstance(inner, dict | list):
             where = ".".join(parents[: depth + 1])
-            raise UsageError(f"{where} is a value and not a table", path, f"set {where} itself")
+            raise UsageError(f"{where} is a value, not a table", path, f"set {where} itself")
         _set_item(table, part, inner)
         table = inner
     _item(table, last, path)

@@ -8,8 +8,8 @@ from typing import Generic
 import tomli_w
 
 from ensemblekit.core.errors import PluginError
-from ensemblekit.core.hooks import verify_hooks
 from ensemblekit.core.parameters import parameters
+from ensemblekit.core.verification import verify_hooks
 from ensemblekit.testing.checks import Contract, P, check
 
 

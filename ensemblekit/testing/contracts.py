@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from typing import Any
 
 from pydantic import ValidationError
 
 from ensemblekit.core.errors import EnsemblekitError, UsageError
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.parameters import parameters
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.testing.checks import Check, CheckResult
-from ensemblekit.testing.common import PluginContract
-from ensemblekit.testing.dataset import DatasetContract
-from ensemblekit.testing.extension import ExtensionContract
-from ensemblekit.testing.loss import LossContract
-from ensemblekit.testing.method import MethodContract
-from ensemblekit.testing.model import ModelContract
-
-CONTRACTS: dict[str, type[PluginContract[Any]]] = {
-    contract_class.kind: contract_class
-    for contract_class in (MethodContract, ModelContract, DatasetContract, LossContract, ExtensionContract)
-}
-"""The contract of each kind of plugin."""
 
 
 def contract(plugin: Plugin | type[Plugin]) -> list[Check]:
@@ -38,11 +26,12 @@ def contract(plugin: Plugin | type[Plugin]) -> list[Check]:
     Raises:
         UsageError: if the argument is not a plugin, or is a class with required parameters.
     """
-    if getattr(plugin, "kind", None) not in CONTRACTS:
+    if getattr(plugin, "kind", None) not in KINDS:
         what = f"{plugin!r} is neither a plugin nor a plugin class"
-        raise UsageError(what, "contract()", f"give a plugin of one of these kinds: {', '.join(CONTRACTS)}")
+        raise UsageError(what, "contract()", f"give a plugin of one of these kinds: {', '.join(KINDS)}")
     instance = plugin if isinstance(plugin, Plugin) else _with_defaults(plugin)
-    return CONTRACTS[instance.kind](instance).checks()
+    checks: list[Check] = KINDS[instance.kind].load_contract()(instance).checks()
+    return checks
 
 
 def run_contract(plugin: Plugin | type[Plugin]) -> list[CheckResult]:

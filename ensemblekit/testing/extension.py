@@ -8,16 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ensemblekit.core.hooks import implemented_hooks
+from ensemblekit.api import resume_run, run_spec
 from ensemblekit.core.plugin import Extension
 from ensemblekit.core.registry import Registry
-from ensemblekit.display.progress import Progress
+from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import Spec
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBSERVER_HOOKS
 from ensemblekit.testing.toy_run import CopyAfterEpoch, empty_directory, toy_registry, toy_spec, trained_weights
-from ensemblekit.training.runs import resume_run, train_run
 
 
 class ExtensionContract(PluginContract[Extension]):
@@ -47,8 +46,8 @@ class ExtensionContract(PluginContract[Extension]):
         registry = toy_registry(self.plugin)
         with empty_directory() as folder:
             whole, copy = folder / "whole", folder / "stopped"
-            train_run(self._spec(registry), whole, None, CopyAfterEpoch(1, whole, copy), registry)
-            resume_run(copy, None, Progress(), registry)
+            run_spec(self._spec(registry), registry, whole, [CopyAfterEpoch(1, copy)])
+            resume_run(copy, registry)
 
     @check("training is bit-identical without it", needs=[observes, run_finishes])
     def same_without(self) -> None:
@@ -72,5 +71,5 @@ class ExtensionContract(PluginContract[Extension]):
 
 
 def _weights_after(spec: Spec, folder: Path, registry: Registry) -> dict[str, Tensor]:
-    train_run(spec, folder, None, Progress(), registry)
+    run_spec(spec, registry, folder)
     return trained_weights(folder)

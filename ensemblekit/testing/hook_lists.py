@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemblekit.core import hookspecs
-from ensemblekit.core.hooks import HOOK_ARGUMENTS
+from ensemblekit.core.verification import HOOK_ARGUMENTS
 
 OBSERVER_HOOKS = tuple(
     hook for hook in HOOK_ARGUMENTS if getattr(hookspecs, hook).__annotations__["return"] in (None, "None")

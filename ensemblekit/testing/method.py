@@ -5,18 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ensemblekit.api import resume_run, run_spec
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.loading import Batch
-from ensemblekit.display.progress import Progress
-from ensemblekit.engines import ENGINES, Settings, Slot, unsupported
+from ensemblekit.engines.base import EngineSettings
+from ensemblekit.engines.selection import engine_class
 from ensemblekit.members.build import build_members
+from ensemblekit.members.state import MemberState
+from ensemblekit.runs.run import Run
+from ensemblekit.spec.sections import ENGINES
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.method_hooks import HookChecks
 from ensemblekit.testing.method_objective import ObjectiveChecks
 from ensemblekit.testing.reviews import mismatch
 from ensemblekit.testing.toy_run import BATCH_SIZE, CopyAfterEpoch, empty_directory, trained_weights
-from ensemblekit.training.runs import Run, resume_run, train_run
 
 STEPS = 3
 AGREEMENT = 1e-5
@@ -64,13 +67,14 @@ class MethodContract(HookChecks, ObjectiveChecks):
         assert info is not None
         num_outputs = spec.loss.num_outputs(info)
         networks = build_members(spec.member_models, info.input_shape, num_outputs, seed=0)
-        slots = [Slot(network, spec.model, member) for member, network in enumerate(networks)]
-        settings = Settings(torch.device("cpu"), spec.optimizer.build, passes=self.objective.passes(self.members))
-        if unsupported(engine_name, slots, settings, spec.optimizer.name) is not None:
+        members = [MemberState(network, spec.model, index) for index, network in enumerate(networks)]
+        hooks, engine_type = self.objective.hooks, engine_class(engine_name)
+        settings = EngineSettings(torch.device("cpu"), spec.optimizer, passes=hooks.passes(self.members))
+        if engine_type.unsupported(members, settings) is not None:
             return None
-        weights = self.objective.sample_weights(BATCH_SIZE, len(slots), seed=0)
+        weights = hooks.sample_weights(BATCH_SIZE, len(members), seed=0)
         batches = [self._batch(step) for step in range(STEPS)]
-        engine = ENGINES[engine_name](slots, self.objective, settings)
+        engine = engine_type(members, self.objective, settings)
         try:
             values = [engine.train_step(batch, weights, 0.1, step)[0] for step, batch in enumerate(batches)]
             return torch.stack(values), engine.predict(batches[0].inputs)
@@ -94,8 +98,8 @@ class MethodContract(HookChecks, ObjectiveChecks):
         half = self.spec.training.epochs // 2
         with empty_directory() as folder:
             whole, copy = folder / "whole", folder / "stopped"
-            expected = train_run(self.spec, whole, None, CopyAfterEpoch(half, whole, copy), self.registry)
-            resumed = resume_run(copy, None, Progress(), self.registry)
+            expected = run_spec(self.spec, self.registry, whole, [CopyAfterEpoch(half, copy)])
+            resumed = resume_run(copy, self.registry)
             left, right = trained_weights(copy), trained_weights(whole)
         changed = sorted(left.keys() ^ right.keys())
         changed = changed or [name for name in left if not torch.equal(left[name], right[name])]

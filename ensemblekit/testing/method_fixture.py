@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.core.hooks import implemented_hooks
 from ensemblekit.core.losses import MSE, CrossEntropy, Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import EnsembleSection, Spec
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS
@@ -122,7 +122,7 @@ class MethodFixture(PluginContract[Method]):
         arguments = {"outputs": outputs, "num_members": len(outputs), "target": target, "loss": self.spec.loss}
         arguments["fitted"] = None
         if hook != "combine":
-            arguments["combined"] = self.objective.hooks.hook.combine(**arguments)
+            arguments["combined"] = self.objective.hooks.call.combine(**arguments)
         return arguments
 
     def call(self, hook: str, **arguments: Any) -> Any:
@@ -143,8 +143,12 @@ class MethodFixture(PluginContract[Method]):
         arguments: dict[str, Any] = {"outputs": self.outputs(), "target": self.target(), "loss": self.spec.loss}
         arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN}
         arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 3, 2, 2))
-        if hook == "combine" and self.objective.fits_combiner:
-            yield self.call(hook, **arguments, fitted=self.objective.fit_combiner(self.outputs(), self.target()))
+        if hook == "combine" and self.objective.hooks.fits_combiner:
+            yield self.call(
+                hook,
+                **arguments,
+                fitted=self.objective.hooks.fit_combiner(self.outputs(), self.target(), self.spec.loss),
+            )
         elif hook not in OBJECTIVE_HOOKS:
             for epoch in self.epochs():
                 rate = {"base": 0.1, "epoch": epoch, "num_epochs": self.spec.training.epochs}

@@ -105,7 +105,7 @@ class HookChecks(MethodFixture):
         weights = []
         for seed in (0, 1):
             torch.default_generator.manual_seed(seed)
-            weights.append(self.objective.sample_weights(NUM_SAMPLES, self.members, seed=0))
+            weights.append(self.objective.hooks.sample_weights(NUM_SAMPLES, self.members, seed=0))
         first, second = weights
         if first is None or second is None:
             return
@@ -118,7 +118,7 @@ class HookChecks(MethodFixture):
         if not bool((first.sum(dim=0) > 0).all()):
             raise self.violation("positive weights for every member", "a member with weights of 0", "sample_weights")
         fewer = next((size for size in range(self.members - 1, 0, -1) if self.accepts_members(size)), 0)
-        alone = self.objective.sample_weights(NUM_SAMPLES, fewer, seed=0) if fewer else None
+        alone = self.objective.hooks.sample_weights(NUM_SAMPLES, fewer, seed=0) if fewer else None
         if alone is not None and not torch.equal(first[:, :fewer], alone):
             raise self.violation(
                 "weights of a member that do not depend on the number of members",
@@ -154,7 +154,8 @@ class HookChecks(MethodFixture):
             fits = []
             for seed in (0, 1):
                 torch.default_generator.manual_seed(seed)
-                fits.append(call_unmodified(self.plugin_class, "fit_combiner", self.objective.fit_combiner, arguments))
+                fit = partial(self.objective.hooks.fit_combiner, loss=self.spec.loss)
+                fits.append(call_unmodified(self.plugin_class, "fit_combiner", fit, arguments))
             first, second = fits
             if first is None or second is None:
                 return
@@ -190,7 +191,7 @@ class HookChecks(MethodFixture):
 
     def _check_second_inputs(self, inputs: Tensor, gradient: Tensor) -> None:
         arguments = {"inputs": inputs, "gradient": gradient}
-        hook = self.objective.hooks.hook.second_inputs
+        hook = self.objective.hooks.call.second_inputs
         with works_on_meta(inputs.device, self.plugin_class, "second_inputs"):
             result = call_unmodified(self.plugin_class, "second_inputs", hook, arguments)
         if describe(result) != describe(inputs):

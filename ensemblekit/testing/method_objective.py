@@ -80,7 +80,7 @@ class ObjectiveChecks(MethodFixture):
     @check("it works with one member", needs=NEEDS)
     def one_member(self) -> None:
         """A single member is a valid ensemble, unless the method's parameters or `check_spec` exclude it."""
-        start = self.objective.hooks.hook.members_at_start(num_members=self.members)
+        start = self.objective.hooks.call.members_at_start(num_members=self.members)
         if start != 1 and (self.plugin.required_members() not in (None, 1) or not self.accepts_members(1)):
             return
         outputs, target = self.outputs(1), self.target()

@@ -309,5 +309,5 @@ class ModelContract(PluginContract[Model]):
 def _cause(error: Exception) -> str:
     """The original error, without the message that the core has put around it."""
     if isinstance(error, EnsemblekitError) and error.__cause__ is None:
-        return "; ".join(part for part in (error.what, error.where) if part)
+        return error.problem
     return first_line(error.__cause__ or error)

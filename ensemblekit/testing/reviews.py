@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ensemblekit.core.errors import EnsemblekitError, Problem
 from ensemblekit.core.plugin import Plugin
+from ensemblekit.core.tensors import describe_tensor
 from ensemblekit.spec.sections import Spec
 
 
@@ -53,7 +54,7 @@ def review_of(error: BaseException, plugin_class: type) -> ContractError:
     where = last_plugin_line(error, plugin_class) or location(plugin_class, error.hook or "")
     if error.expected is not None:
         return ContractError(error.expected, error.what, where, error.fix)
-    message = "; ".join(part for part in (error.what, error.where) if part)
+    message = error.problem
     return ContractError("no exception", f"{type(error).__name__}: {message}", where, error.fix)
 
 
@@ -104,7 +105,7 @@ def describe(value: object) -> str:
     """Dtype, shape and device of a tensor; the type of anything else."""
     if not isinstance(value, Tensor):
         return "None" if value is None else f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)} on {value.device}"
+    return describe_tensor(value, with_device=True)
 
 
 def mismatch(actual: Tensor, expected: Tensor, tolerance: float) -> str:

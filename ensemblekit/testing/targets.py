@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ensemblekit.core.errors import UsageError, did_you_mean
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.lookup import find_plugin
-from ensemblekit.core.losses import Loss
 from ensemblekit.core.parameters import parameters
-from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin
+from ensemblekit.core.plugin import Plugin
 from ensemblekit.core.registry import PluginInfo, Registry, discover
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.spec.reader import build_plugin
-
-BASES: dict[str, type[Plugin]] = {base.kind: base for base in (Method, Model, Dataset, Loss, Extension)}
 
 
 def find_targets(text: str, kind: str | None = None) -> tuple[Registry, list[PluginInfo]]:
@@ -88,4 +86,4 @@ def make(info: PluginInfo, registry: Registry, settings: Mapping[str, Any]) -> P
         PluginError: if the plugin cannot be imported.
     """
     info.load()
-    return build_plugin(BASES[info.kind], {"name": info.name, **settings}, registry)
+    return build_plugin(KINDS[info.kind].base_class, {"name": info.name, **settings}, registry)

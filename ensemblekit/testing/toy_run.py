@@ -15,17 +15,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
+from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.losses import MSE, CrossEntropy
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
-from ensemblekit.display.progress import Progress
-from ensemblekit.engines import ENGINES
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.run import Run
 from ensemblekit.spec.reader import load_spec
-from ensemblekit.spec.sections import Spec
-from ensemblekit.training.runs import Run, train_run
+from ensemblekit.spec.sections import ENGINES, Spec
 
 BATCH_SIZE = 9
 NUM_TRAIN, NUM_TEST = 20, 8
@@ -104,7 +104,7 @@ def empty_directory() -> Iterator[Path]:
 def train_toy_run(spec: Spec, registry: Registry) -> Run:
     """Train a spec as `ensemblekit train` does, in a temporary directory that is gone afterwards."""
     with empty_directory() as folder:
-        return train_run(spec, folder / "run", None, Progress(), registry)
+        return run_spec(spec, registry, folder / "run")
 
 
 def train_with_every_engine(spec: Spec, registry: Registry) -> dict[str, Run]:
@@ -126,15 +126,16 @@ def _with_engine(spec: Spec, name: str) -> Spec:
     return replace(spec, engine=spec.engine.model_copy(update={"name": name}))
 
 
-class CopyAfterEpoch(Progress):
+class CopyAfterEpoch:
     """Copies the run directory when an epoch is saved: the copy is what a run killed at that moment leaves behind."""
 
-    def __init__(self, epoch: int, run: Path, copy: Path) -> None:
-        self.epoch, self.run, self.copy = epoch, run, copy
+    def __init__(self, epoch: int, copy: Path) -> None:
+        self.epoch, self.copy = epoch, copy
 
-    def saved(self, epoch: int) -> None:
+    @hookimpl
+    def checkpoint_saved(self, epoch: int, path: Path) -> None:
         if epoch == self.epoch:
-            copytree(self.run, self.copy)
+            copytree(path, self.copy)
 
 
 def trained_weights(run: Path) -> dict[str, Tensor]:

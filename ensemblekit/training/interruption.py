@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: the first asks the loop to stop, a second Ctrl-C stops at once."""
+"""Ctrl-C and SIGTERM during training: the first asks the loop to stop, a second Ctrl-C stops at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """The code that a shell gives to a program ended by that signal."""
+        """The exit code that a shell gives to a program that was ended by that signal."""
         return 128 + (self.signal_number or 0)
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turn the first signal into a request; outside the main thread Python delivers none, and nothing is changed."""
+    """Turn the first signal into a request; outside the main thread, where Python delivers no signals, do nothing."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,273 +1,360 @@
-"""The only training loop. It knows no method, model or data set by name.
+"""The only training loop; a `Trainer` owns a run from its plan to its result. It knows no method, model or data set.
 
-An epoch: life-cycle hooks, steps, evaluation, one line of metrics, one checkpoint. Everything random is a function of
-the seed, the epoch and the step, so that a run that was stopped anywhere goes on from its last checkpoint bit for bit.
+An epoch: life-cycle hooks, steps, evaluation, one line of metrics, one checkpoint. All randomness is a function of the
+seed, the epoch and the step, so that a run that was stopped anywhere resumes from its last checkpoint and gives
+bit-identical results.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ensemblekit.core.errors import Interrupted, PluginError, UsageError
+from ensemblekit.core.errors import Interrupted, UsageError
+from ensemblekit.core.hookspecs import RunStatus
 from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
-from ensemblekit.data.loading import Batch, Data, Split
-from ensemblekit.display.progress import Progress
-from ensemblekit.engines import ENGINES, Engine, Settings, unsupported
-from ensemblekit.engines.selection import measure_engines
-from ensemblekit.members.growing import TrainingMembers
-from ensemblekit.runs.directory import Checkpoint, RunDirectory
+from ensemblekit.data.loading import Batch, Data, load_data
+from ensemblekit.engines.base import Engine, EngineSettings
+from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
+from ensemblekit.members.growing import GrowingMembers
+from ensemblekit.runs.checkpoints import Checkpoint
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.recorder import RunRecorder
 from ensemblekit.spec.sections import Spec
-from ensemblekit.training.interruption import StopRequest
-from ensemblekit.training.statistics import Seen
+from ensemblekit.training.environment import choose_device, environment
+from ensemblekit.training.interruption import StopRequest, stop_requests
+from ensemblekit.training.plan import make_plan
+from ensemblekit.training.statistics import EpochStatistics
 
 CHECK_EVERY = 64
-"""Steps between two looks at whether everything is still finite: looking waits for the device."""
-EVALUATED_BYTES = 2**22
-"""How large batches are in evaluation, if that is more than a batch of training: nothing is learnt from them."""
+"""Steps between two checks for nan; each check synchronises with the device."""
+EVALUATION_BYTES = 2**22
+"""Size of the batches in evaluation, if that is more than a training batch."""
 
 
 class Trainer:
-    """Trains the ensemble of one spec on one data set."""
+    """Trains the ensemble of one spec in one run directory.
 
-    def __init__(self, spec: Spec, data: Data, device: torch.device, progress: Progress) -> None:
-        self.spec, self.progress = spec, progress
-        self.data = data.to(device)
-        self.objective = Objective(spec.methods, spec.loss, spec.extensions)
-        self.hooks = self.objective.hooks.hook
-        passes = self.objective.passes(spec.ensemble.members)
-        self.settings = Settings(
-            device,
-            spec.optimizer.build,
-            bf16=spec.engine.precision == "bf16",
-            compile=spec.engine.compile,
-            recompute=spec.engine.recompute,
-            elementwise=spec.optimizer.elementwise,
-            clip_norm=spec.training.clip_norm,
-            passes=passes,
-        )
-        self.passes = passes or 1
-        self.members = TrainingMembers(spec, data.info, spec.loss.num_outputs(data.info), device)
-        if passes is not None:
-            self.members.refuse_without_noise()
-        self.members.start(self.hooks.members_at_start(num_members=spec.ensemble.members))
-        weights = self.objective.sample_weights(len(data.train), spec.ensemble.members, spec.seed)
-        self.weights = None if weights is None else weights.to(device)
-        if self.objective.fits_combiner and data.validation is None:
-            what = "a method learns from held-out data how to combine the members, and there is none"
-            raise UsageError(what, "data.validation_fraction", "set it to more than 0")
-        self.known_outputs: dict[int, Tensor] = {}
-        """What the members say of a split, by its id, until they learn: a run ends with what its last epoch asked."""
-        self.fitted: Tensor | None = None
-        """What the combiner learnt from the validation data, at the last evaluation."""
-        lengths = data.train.training_batch_lengths(spec.training.batch_size)
-        self.steps_per_epoch = len(lengths)
-        self.members.refuse_if_impossible(bf16=self.settings.bf16, single_samples=1 in lengths)
-        self.engine_name: str = spec.engine.name
+    Args:
+        spec: what to train.
+        directory: claimed for a new run, or an existing run that is locked.
+        data: the data, if it is not the spec's.
+        listeners: objects that follow the life cycle by hooks, such as a display.
+        device: where to train, if not on the spec's device.
+
+    Raises:
+        UsageError: the spec cannot be trained on this data or on this machine.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        directory: RunDirectory,
+        data: Data | None = None,
+        listeners: Iterable[object] = (),
+        device: torch.device | None = None,
+    ) -> None:
+        self.started = time.perf_counter()
+        self.spec, self.directory = spec, directory
+        self.device = device or choose_device(spec.engine.device)
+        self.data = (data or load_data(spec.data, spec.seed)).to(self.device)
+        self.splits = {"test": self.data.test}
+        if self.data.validation is not None:
+            self.splits["validation"] = self.data.validation
+        recorder = RunRecorder(directory)
+        self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, recorder])
+        self.hooks = self.objective.hooks
+        self.settings = EngineSettings.of(spec, self.device, self.hooks.passes(spec.ensemble.members))
+        self.members = GrowingMembers(spec, self.data.info, self.device)
+        self.members.start(self.hooks.call.members_at_start(num_members=spec.ensemble.members))
+        weights = self.hooks.sample_weights(len(self.data.train), spec.ensemble.members, spec.seed)
+        self.weights = None if weights is None else weights.to(self.device)
+        self.batch_lengths = self.data.train.training_batch_lengths(spec.training.batch_size)
+        self._check_supported()
+        self.engine_name = spec.engine.name
         self.engine: Engine | None = None
-        self.best_loss, self.since_best = math.inf, 0
+        self.predictions: dict[str, Tensor] = {}
+        """The members' outputs for a split, by its name; cleared when the members learn."""
+        self.fitted: Tensor | None = None
+        """The parameters of the combiner, fitted on the validation data at the last evaluation."""
+        self.best_loss, self.evaluations_since_best = math.inf, 0
         self.history: list[dict[str, Any]] = []
+        self.metrics: dict[str, float] = {}
+        self.member_metrics: list[dict[str, Any]] = []
         self.seconds = {"start": 0.0, "training": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
-        """What the run's time was spent on."""
 
-    def choose_engine(self) -> tuple[str, dict[str, float]]:
-        """The engine's name, and the seconds per step of those that were tried if the spec leaves it open."""
-        slots, optimizer = self.members.slots, self.spec.optimizer.name
-        measured: dict[str, float] = {}
-        if self.engine_name == "auto":
-            batch = next(iter(self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch=1)))
-            weights = self._weights(batch, [slot.member for slot in slots])
-            measured = measure_engines(slots, self.objective, self.settings, optimizer, batch, weights)
-            self.engine_name = min(measured, key=measured.__getitem__, default="sequential")
-        elif reason := unsupported(self.engine_name, slots, self.settings, optimizer):
-            raise UsageError(f'engine "{self.engine_name}" cannot run this: {reason}', "engine.name", "use auto")
-        return self.engine_name, measured
+    def _check_supported(self) -> None:
+        if self.settings.passes is not None:
+            self.members.check_stochastic()
+        if self.hooks.fits_combiner and self.data.validation is None:
+            what = "a method fits how members are combined on validation data, and there is none"
+            raise UsageError(what, "data.validation_fraction", "set it to more than 0")
+        self.members.check_supported(bf16=self.settings.bf16, single_samples=1 in self.batch_lengths)
 
-    def train(self, directory: RunDirectory, start_epoch: int, stop: StopRequest) -> None:
-        """Train from after `start_epoch` to the end; every epoch is saved."""
-        if start_epoch == 0:
-            self._save(directory, 0, best=False)
-        num_epochs = self.spec.training.epochs
-        devices = () if self.settings.device.type == "cpu" else (self.settings.device,)
-        for epoch in range(start_epoch + 1, num_epochs + 1):
-            if self.spec.training.patience is not None and self.since_best >= self.spec.training.patience:
-                break
-            with torch.random.fork_rng(devices=devices):
-                row = self._epoch(epoch, directory, stop)
-            improved = self._judge(row)
-            self.history.append(row)
-            directory.append_metrics(row)
-            self._save(directory, epoch, improved)
-            self.progress.epoch_finished(row)
-            self.hooks.epoch_finished(epoch=epoch, num_epochs=num_epochs, metrics=row)
-        if self.spec.training.keep == "best" and self.data.validation is not None:
-            self.restore(directory.load_checkpoint(best=True))
-        self._make_engine()
+    def train(self, registry: Registry) -> None:
+        """Train from the beginning; `registry` knows the packages of the plugins."""
+        with self._life_cycle():
+            seconds_per_step = self.choose_engine()
+            chosen = {"name": self.engine_name, "device": str(self.device)}
+            resolved = replace(self.spec, engine=self.spec.engine.model_copy(update=chosen))
+            facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
+            self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
+            self._run(start_epoch=0)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Become what was saved."""
-        self.members.restore(checkpoint.tensors, checkpoint.state["members"])
-        self.known_outputs.clear()
-        best = checkpoint.state["best_loss"]
-        self.best_loss, self.since_best = math.inf if best is None else best, checkpoint.state["since_best"]
-
-    def test(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """The final metrics on the test data, and those of each member."""
-        with self._clock("evaluation"):
-            if self.objective.fits_combiner and self.data.validation is not None:
-                self._fit_combiner(self._outputs(self.data.validation), self.data.validation)
-            outputs = self._outputs(self.data.test)
-            metrics = self._metrics(outputs, self.data.test)
-            members = member_metrics(outputs, self.data.test.targets, self.spec.loss)
-        for place, entry in enumerate(members):
-            number, network = divmod(place, len(self.members))
-            slot = self.members.slots[network]
-            if self.passes > 1:
-                entry |= {"network": network, "pass": number}
-            entry["parameters"] = sum(parameter.numel() for parameter in slot.network.parameters())
-            entry["frozen"] = slot.frozen
-        return flat_metrics(metrics), members
-
-    def close(self) -> None:
-        """Release the engine's threads."""
-        if self.engine is not None:
-            self.engine.close()
-
-    def _make_engine(self) -> Engine:
-        """The engine for the members as they are now."""
-        if self.engine is not None:
-            if not self.members.changed:
-                return self.engine
-            self.engine.close()
-        self.engine = ENGINES[self.engine_name](self.members.slots, self.objective, self.settings)
-        self.members.changed = False
-        return self.engine
-
-    def _epoch(self, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, Any]:
-        num_epochs, num_members = self.spec.training.epochs, self.spec.ensemble.members
-        if self.engine is not None:
-            self.engine.store_optimizer_state()
-        self.hooks.epoch_started(ensemble=self.members, epoch=epoch, num_epochs=num_epochs, num_members=num_members)
-        engine = self._make_engine()
-        # for networks that draw from torch's global generator; those of this project have numbers of their own
-        torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
-        self.progress.epoch_started(epoch, num_epochs, self.steps_per_epoch)
-        with self._clock("training") as trained:
-            row = {"epoch": epoch, **self._steps(engine, epoch, directory, stop)}
-        row["images_per_second"] = len(self.data.train) / trained.seconds
-        row["seconds"] = trained.seconds
-        if epoch % self.spec.training.evaluate_every == 0 or epoch == num_epochs:
-            with self._clock("evaluation") as evaluated:
-                row |= self._evaluation()
-            row["seconds"] += evaluated.seconds
-        return row
+    def resume(self) -> None:
+        """Continue from the last checkpoint to the end."""
+        checkpoint = self.directory.load_checkpoint()
+        self.restore(checkpoint)
+        self.directory.truncate_metrics(checkpoint.epoch)
+        self.history = self.directory.read_metrics()
+        self.directory.write_status("running")
+        with self._life_cycle(("resume", f"resumed from epoch {checkpoint.epoch}")):
+            self.choose_engine()
+            self._run(checkpoint.epoch)
 
     @contextmanager
-    def _clock(self, what: str) -> Iterator[Elapsed]:
-        """Add the time of a block to what is known of the run's."""
-        elapsed = Elapsed()
-        start = time.perf_counter()
-        yield elapsed
-        elapsed.seconds = time.perf_counter() - start
-        self.seconds[what] += elapsed.seconds
+    def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
+        """Announce the run, and its end however it ends; `rows` are added to the plan."""
+        plan = [*make_plan(self.spec, self.data, self.members.states), ("out", str(self.directory.path)), *rows]
+        try:
+            self.hooks.call.run_started(spec=self.spec, path=self.directory.path, plan=plan)
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, Interrupted | KeyboardInterrupt)
+            self._announce_end("interrupted" if interrupted else "failed", error)
+            raise
+        finally:
+            if self.engine is not None:
+                self.engine.close()
+        self.hooks.call.run_finished(metrics=self.metrics)
+        self._announce_end("finished", None)
 
-    def _steps(self, engine: Engine, epoch: int, directory: RunDirectory, stop: StopRequest) -> dict[str, float]:
-        """All steps of an epoch; returns what was seen on the way."""
-        self.known_outputs.clear()
-        columns = [slot.member for slot in engine.running]
-        seen = Seen(self.objective, columns)
+    def _announce_end(self, status: RunStatus, error: BaseException | None) -> None:
+        self.hooks.call.run_ended(
+            status=status, metrics=self.metrics, members=self.member_metrics, seconds=self.seconds, error=error
+        )
+
+    def choose_engine(self) -> dict[str, float]:
+        """Choose the engine, by measuring if the spec says "auto"; returns the measured seconds per step."""
+        states, seconds_per_step = self.members.states, {}
+        if self.engine_name == "auto":
+            batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch=1)
+            batch = next(iter(batches))
+            weights = self._weights(batch, [state.seed_index for state in states])
+            seconds_per_step = measure_engines(Work(states, self.objective, self.settings, batch, weights))
+            self.engine_name = fastest(seconds_per_step)
+        check_engine(self.engine_name, states, self.settings)
+        self.hooks.call.engine_chosen(engine=self.engine_name, seconds_per_step=seconds_per_step)
+        return seconds_per_step
+
+    def _run(self, start_epoch: int) -> None:
+        """Train all epochs after `start_epoch`, each with a checkpoint, and write the result."""
+        settings = self.spec.training
+        self.seconds["start"] = time.perf_counter() - self.started
+        with stop_requests() as stop:
+            if start_epoch == 0:
+                self._save_checkpoint(0, is_best=False)
+            devices = () if self.device.type == "cpu" else (self.device,)
+            for epoch in range(start_epoch + 1, settings.epochs + 1):
+                if settings.patience is not None and self.evaluations_since_best >= settings.patience:
+                    break
+                with torch.random.fork_rng(devices=devices):
+                    row = self._epoch(epoch, stop)
+                is_best = self._is_best(row)
+                self.history.append(row)
+                self.hooks.call.epoch_finished(epoch=epoch, num_epochs=settings.epochs, metrics=row)
+                self._save_checkpoint(epoch, is_best)
+            if settings.keep == "best" and self.data.validation is not None:
+                self.restore(self.directory.load_checkpoint(best=True))
+            self._finish()
+
+    def _epoch(self, epoch: int, stop: StopRequest) -> dict[str, Any]:
+        """Train one epoch and evaluate it; returns its metrics."""
+        num_epochs, num_steps = self.spec.training.epochs, len(self.batch_lengths)
+        if self.engine is not None:
+            self.engine.store_optimizer_state()
+        self.hooks.call.epoch_started(
+            ensemble=self.members,
+            epoch=epoch,
+            num_epochs=num_epochs,
+            num_members=self.spec.ensemble.members,
+            num_steps=num_steps,
+        )
+        engine = self.current_engine()
+        self.predictions.clear()
+        # for networks that use torch's global generator; stochastic layers of this project do not
+        torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
+        with self._clock("training") as training:
+            statistics = self._steps(engine, epoch, stop)
+        row = {"epoch": epoch, **statistics}
+        row["images_per_second"] = len(self.data.train) / training.seconds
+        row["seconds"] = training.seconds
+        if epoch % self.spec.training.evaluate_every == 0 or epoch == num_epochs:
+            with self._clock("evaluation") as evaluation:
+                row |= self._evaluate()
+            row["seconds"] += evaluation.seconds
+        return row
+
+    def _steps(self, engine: Engine, epoch: int, stop: StopRequest) -> dict[str, float]:
+        """Train all steps of an epoch; returns their means."""
+        members = [state.seed_index for state in engine.active_members]
+        statistics = EpochStatistics(self.objective, members)
+        num_steps = len(self.batch_lengths)
         rate = 0.0
         batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch)
         for step, batch in enumerate(batches):
             if stop.signal_number is not None:
-                raise self._interrupted(directory, epoch - 1, stop)
-            rate = self._learning_rate(epoch - 1 + step / self.steps_per_epoch)
-            overall = (epoch - 1) * self.steps_per_epoch + step
-            value, outputs = engine.train_step(batch, self._weights(batch, columns), rate, overall)
-            seen.add(value, outputs, batch)
+                raise self._interrupted(epoch - 1, stop)
+            rate = self._learning_rate(epoch - 1 + step / num_steps)
+            run_step = (epoch - 1) * num_steps + step
+            value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step)
+            statistics.add(value, outputs, batch)
             if (step + 1) % CHECK_EVERY == 0:
-                seen.check_finite(epoch, directory.path)
-            self.progress.step(epoch, step + 1, len(batch.index))
-        seen.check_finite(epoch, directory.path)
-        return {**seen.means(), "learning_rate": rate}
+                statistics.check_finite(epoch, self.directory.path)
+            self.hooks.call.step_finished(
+                epoch=epoch,
+                step=step + 1,
+                num_steps=num_steps,
+                num_samples=len(batch.index),
+                objective=value,
+                learning_rate=rate,
+            )
+        statistics.check_finite(epoch, self.directory.path)
+        return {**statistics.means(), "learning_rate": rate}
 
-    def _learning_rate(self, progress: float) -> float:
-        num_epochs = self.spec.training.epochs
-        base: float = getattr(self.spec.optimizer, "lr")  # noqa: B009 - a field of every optimizer's own section
-        chosen: float | None = self.hooks.learning_rate(base=base, epoch=progress, num_epochs=num_epochs)
-        if chosen is None:
-            return base * self.spec.schedule.factor(progress, num_epochs)
-        if not isinstance(chosen, int | float) or not 0 <= chosen < math.inf:
-            what, fix = f'hook "learning_rate" returned {chosen!r:.60}', "return a number that is not negative, or None"
-            raise PluginError(what, ", ".join(method.name for method in self.spec.methods), fix)
-        return chosen
+    def current_engine(self) -> Engine:
+        """Return the engine for the current members; a new one if they have changed."""
+        if self.engine is not None:
+            if not self.members.changed:
+                return self.engine
+            self.engine.close()
+        self.engine = engine_class(self.engine_name)(self.members.states, self.objective, self.settings)
+        self.members.changed = False
+        return self.engine
 
-    def _weights(self, batch: Batch, columns: list[int]) -> Tensor | None:
-        return None if self.weights is None else self.weights[batch.index][:, columns]
+    def _learning_rate(self, epoch: float) -> float:
+        num_epochs, base = self.spec.training.epochs, self.spec.optimizer.learning_rate
+        rate = self.hooks.learning_rate(base, epoch, num_epochs)
+        return base * self.spec.schedule.factor(epoch, num_epochs) if rate is None else rate
 
-    def _evaluation(self) -> dict[str, float]:
-        held_out: dict[str, float] = {}
-        if (validation := self.data.validation) is not None:
-            outputs = self._outputs(validation)
-            self._fit_combiner(outputs, validation)
-            held_out = {f"validation_{name}": value for name, value in self._metrics(outputs, validation).items()}
-        return flat_metrics(self._metrics(self._outputs(self.data.test), self.data.test)) | held_out
+    def _weights(self, batch: Batch, members: list[int]) -> Tensor | None:
+        return None if self.weights is None else self.weights[batch.index][:, members]
 
-    def _fit_combiner(self, outputs: Tensor, split: Split) -> None:
-        over_passes = outputs.unflatten(0, (self.passes, -1)).mean(dim=0)
-        self.fitted = self.objective.fit_combiner(over_passes, split.targets)
+    def _evaluate(self) -> dict[str, float]:
+        """Return the metrics on validation and test data."""
+        metrics = {}
+        if "validation" in self.splits:
+            self._fit_combiner()
+            metrics = {f"validation_{name}": value for name, value in self._metrics("validation").items()}
+        return flat_metrics(self._metrics("test")) | metrics
 
-    def _metrics(self, outputs: Tensor, split: Split) -> dict[str, float]:
-        combined = self.objective.combine(outputs, self.fitted, self.passes)
-        return evaluate(outputs, split.targets, self.spec.loss, combined)
+    def _fit_combiner(self) -> None:
+        """Fit on the validation data how members are combined, on the means over stochastic passes."""
+        outputs = self._outputs("validation").unflatten(0, (self.settings.passes or 1, -1)).mean(dim=0)
+        self.fitted = self.hooks.fit_combiner(outputs, self.splits["validation"].targets, self.objective.loss)
 
-    def _outputs(self, split: Split) -> Tensor:
-        if id(split) not in self.known_outputs:
-            engine = self._make_engine()
-            fitting = EVALUATED_BYTES // (4 * math.prod(self.data.info.input_shape))
-            batches = split.batches(max(self.spec.training.batch_size, fitting))
-            self.known_outputs[id(split)] = torch.cat([engine.predict(batch.inputs) for batch in batches], dim=1)
-        return self.known_outputs[id(split)]
+    def _metrics(self, split: str) -> dict[str, float]:
+        outputs = self._outputs(split)
+        combined = self.objective.combine(outputs, self.fitted, self.settings.passes or 1)
+        return evaluate(outputs, self.splits[split].targets, self.spec.loss, combined)
 
-    def _judge(self, row: Mapping[str, Any]) -> bool:
-        """Whether this is the best epoch so far, by the validation data alone."""
+    def _outputs(self, split: str) -> Tensor:
+        """Return the members' outputs (M, N, C) for a split, computed once until the members learn."""
+        if split not in self.predictions:
+            engine = self.current_engine()
+            large_batch = EVALUATION_BYTES // (4 * math.prod(self.data.info.input_shape))
+            batches = self.splits[split].batches(max(self.spec.training.batch_size, large_batch))
+            self.predictions[split] = torch.cat([engine.predict(batch.inputs) for batch in batches], dim=1)
+        return self.predictions[split]
+
+    def _is_best(self, row: Mapping[str, Any]) -> bool:
+        """Whether this is the best epoch so far, by validation loss."""
         loss = row.get("validation_loss")
         if loss is None:
             return False
         if loss < self.best_loss:
-            self.best_loss, self.since_best = loss, 0
+            self.best_loss, self.evaluations_since_best = loss, 0
             return True
-        self.since_best += 1
+        self.evaluations_since_best += 1
         return False
 
-    def _save(self, directory: RunDirectory, epoch: int, best: bool) -> None:
+    def _save_checkpoint(self, epoch: int, is_best: bool) -> None:
         with self._clock("checkpoints"):
             if self.engine is not None:
                 self.engine.store_optimizer_state()
             state = {
                 "members": self.members.state(),
                 "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
-                "since_best": self.since_best,
+                "since_best": self.evaluations_since_best,
             }
-            directory.save_checkpoint(Checkpoint(epoch, self.members.tensors(), state), best=best)
-        self.progress.saved(epoch)
+            self.directory.save_checkpoint(Checkpoint(epoch, self.members.tensors(), state), best=is_best)
+        self.hooks.call.checkpoint_saved(epoch=epoch, path=self.directory.path)
 
-    def _interrupted(self, directory: RunDirectory, epoch: int, stop: StopRequest) -> Interrupted:
-        fix = f"continue with: ensemblekit resume {directory.path}"
-        return Interrupted(f"saved at epoch {epoch}", str(directory.path), fix, exit_code=stop.exit_code)
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore members and training state from a checkpoint."""
+        self.members.restore(checkpoint.tensors, checkpoint.state["members"])
+        self.predictions.clear()
+        best_loss = checkpoint.state["best_loss"]
+        self.best_loss = math.inf if best_loss is None else best_loss
+        self.evaluations_since_best = checkpoint.state["since_best"]
+
+    def _finish(self) -> None:
+        """Evaluate the trained ensemble, and write the model and the result."""
+        with self._clock("evaluation"):
+            if self.hooks.fits_combiner:
+                self._fit_combiner()
+            self.metrics = flat_metrics(self._metrics("test"))
+            self.member_metrics = member_metrics(self._outputs("test"), self.splits["test"].targets, self.spec.loss)
+        for index, entry in enumerate(self.member_metrics):
+            number, network = divmod(index, len(self.members))
+            if (self.settings.passes or 1) > 1:
+                entry |= {"network": network, "pass": number}
+            state = self.members.states[network]
+            entry |= {"parameters": state.num_parameters, "frozen": state.frozen}
+        combiner = {} if self.fitted is None else {"combiner": self.fitted}
+        self.directory.write_model(self.members.network_tensors() | combiner, self._model_metadata())
+        self.directory.update_environment(seconds=self.seconds)
+        result = {"metrics": self.metrics, "members": self.member_metrics, "epochs": len(self.history)}
+        self.directory.write_result(result)
+
+    def _model_metadata(self) -> Mapping[str, Any]:
+        info, transform = self.data.info, self.data.test.transform
+        return {
+            "task": info.task,
+            "input_shape": list(info.input_shape),
+            "num_outputs": info.num_outputs,
+            "classes": list(self.data.classes) if self.data.classes else None,
+            "members": [state.seed_index for state in self.members.states],
+            "transform": transform.to_json() if transform is not None else None,
+        }
+
+    def _interrupted(self, epoch: int, stop: StopRequest) -> Interrupted:
+        path = self.directory.path
+        fix = f"continue with: ensemblekit resume {path}"
+        return Interrupted(f"saved at epoch {epoch}", str(path), fix, exit_code=stop.exit_code)
+
+    @contextmanager
+    def _clock(self, activity: str) -> Iterator[Elapsed]:
+        """Add the time of a block to the seconds of an activity."""
+        elapsed = Elapsed()
+        start = time.perf_counter()
+        yield elapsed
+        elapsed.seconds = time.perf_counter() - start
+        self.seconds[activity] += elapsed.seconds
 
 
 @dataclass
 class Elapsed:
-    """How long something took, once it has ended."""
+    """The duration of a block, once it has ended."""
 
     seconds: float = 0.0

@@ -14,19 +14,17 @@ from ensemblekit import Extension, PluginError, hookimpl
 class TensorBoard(Extension):
     """Writes every metric of every epoch for TensorBoard.
 
-    Look at them with `tensorboard --logdir DIRECTORY`. Give each run a directory of its own, such as
+    View them with `tensorboard --logdir DIRECTORY`. Give each run a directory of its own, such as
     tensorboard/NAME, to compare runs.
     """
 
-    directory: Path = Field(Path("tensorboard"), description="where the curves are written")
+    directory: Path = Field(Path("tensorboard"), description="directory of the curves")
 
     _writer: Any = PrivateAttr(None)
 
     @hookimpl
-    def epoch_started(self) -> None:
-        """Open the files before the first step, so that what is missing is found before anything is trained."""
-        if self._writer is not None:
-            return
+    def run_started(self) -> None:
+        """Open the files before anything is trained, so that a missing package is found at once."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -43,7 +41,8 @@ class TensorBoard(Extension):
         self._writer.flush()
 
     @hookimpl
-    def run_finished(self) -> None:
-        """Close the files."""
+    def run_ended(self) -> None:
+        """Close the files, also if the run was interrupted or failed."""
         if self._writer is not None:
             self._writer.close()
+            self._writer = None

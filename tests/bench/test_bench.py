@@ -21,7 +21,9 @@ from ensemblekit.bench.peak_memory import peak_memory
 from ensemblekit.bench.report import CSV_COLUMNS, auto_line
 from ensemblekit.bench.timing import GemmMeter, Timing, count_flops, interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
-from ensemblekit.engines import ENGINES
+from ensemblekit.engines import threaded
+from ensemblekit.engines.sequential import SequentialEngine
+from ensemblekit.spec.sections import ENGINES
 
 CPU = torch.device("cpu")
 TRAINING = [workload for workload in all_workloads().values() if workload.kind == "training"]
@@ -101,13 +103,13 @@ def test_the_hand_written_loop_computes_the_same_as_the_engines(workload):
     """Two steps of both from the same weights end with the same outputs of every member."""
     small = smaller(workload)
     batch, weights = small.batch(CPU), small.sample_weights(CPU)
-    by_hand, slots = small.slots(CPU), small.slots(CPU)
+    by_hand, members = small.members(CPU), small.members(CPU)
     loop = naive_loop(small, by_hand)
-    engine = ENGINES["sequential"](slots, small.objective(), small.settings(CPU))
+    engine = SequentialEngine(members, small.objective(), small.settings(CPU))
     for step in range(2):
         expected, _ = engine.train_step(batch, weights, small.learning_rate, step)
         torch.testing.assert_close(loop.step(batch.inputs, batch.targets, weights), expected)
-    outputs = torch.stack([slot.network.eval()(batch.inputs) for slot in by_hand])
+    outputs = torch.stack([member.network.eval()(batch.inputs) for member in by_hand])
     torch.testing.assert_close(outputs, engine.predict(batch.inputs), rtol=1e-4, atol=1e-5)
 
 
@@ -141,7 +143,7 @@ def test_every_contestant_of_inference_and_of_the_data_pipeline_runs(name):
 
 def test_kept_copies_do_not_count_as_useful_arithmetic():
     snapshot = smaller(all_workloads()["snapshot-16"])
-    assert [slot.frozen for slot in snapshot.slots(CPU)] == [True, True, False]
+    assert [slot.frozen for slot in snapshot.members(CPU)] == [True, True, False]
     alone = snapshot.changed(method={"at_epochs": [2]})
     assert contest_of(snapshot, CPU).flops_of_step() == contest_of(alone, CPU).flops_of_step() > 0
 
@@ -173,10 +175,7 @@ def test_the_choice_of_auto_is_described():
 
 
 def test_an_engine_that_cannot_run_is_named_with_the_reason(small_ones, monkeypatch, tmp_path):
-    def refuse(name, *_):
-        return "there is only one core" if name == "threaded" else None
-
-    monkeypatch.setattr(contestants, "unsupported", refuse)
+    monkeypatch.setattr(threaded, "num_cores", lambda: 1)
     result = run("--quick", "--only", "tiny-16", "--output", str(tmp_path / "out.csv"))
     assert result.exit_code == 0, result.stderr
     assert "threaded cannot run this workload: there is only one core" in result.output

@@ -24,8 +24,9 @@ from ensemblekit.bench.contestants import contest_of, naive_loop
 from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.bench.timing import Timing
 from ensemblekit.bench.workloads import SEED, Workload
-from ensemblekit.engines import ENGINES, Engine
-from ensemblekit.members.growing import TrainingMembers
+from ensemblekit.engines.base import Engine
+from ensemblekit.engines.selection import engine_class
+from ensemblekit.members.growing import GrowingMembers
 
 CPU = torch.device("cpu")
 NOISE_IN_POINTS = 3.0
@@ -62,24 +63,30 @@ class OurFit:
     def prepare(self) -> None:
         spec = self.workload.run_spec
         self.objective = self.workload.objective()
-        self.members = TrainingMembers(spec, self.data.info, self.data.info.num_outputs, CPU)
-        at_start = self.objective.hooks.hook.members_at_start(num_members=spec.ensemble.members)
+        self.members = GrowingMembers(spec, self.data.info, CPU)
+        at_start = self.objective.hooks.call.members_at_start(num_members=spec.ensemble.members)
         self.members.start(at_start)
         self._new_engine(self.members)
 
     def __call__(self) -> None:
-        spec, hooks, members = self.workload.run_spec, self.objective.hooks.hook, self.members
+        spec, hooks, members = self.workload.run_spec, self.objective.hooks.call, self.members
         num_members = spec.ensemble.members
-        weights = self.objective.sample_weights(len(self.data.train), num_members, spec.seed)
+        weights = self.objective.hooks.sample_weights(len(self.data.train), num_members, spec.seed)
         step = 0
         for epoch in range(1, self.epochs + 1):
             if epoch > 1:
                 self.engine.store_optimizer_state()
-            hooks.epoch_started(ensemble=members, epoch=epoch, num_epochs=self.epochs, num_members=num_members)
+            lengths = self.data.train.training_batch_lengths(self.workload.batch_size)
+            hooks.epoch_started(
+                ensemble=members,
+                epoch=epoch,
+                num_epochs=self.epochs,
+                num_members=num_members,
+                num_steps=len(lengths),
+            )
             if members.changed:
                 self._new_engine(members)
-            columns = [slot.member for slot in self.engine.running]
-            lengths = self.data.train.training_batch_lengths(self.workload.batch_size)
+            columns = [state.seed_index for state in self.engine.active_members]
             batches = self.data.train.training_batches(self.workload.batch_size, SEED, epoch)
             for index, batch in enumerate(batches):
                 rate = hooks.learning_rate(
@@ -90,10 +97,10 @@ class OurFit:
                 self.engine.train_step(batch, batch_weights, learning_rate, step)
                 step += 1
 
-    def _new_engine(self, members: TrainingMembers) -> None:
+    def _new_engine(self, members: GrowingMembers) -> None:
         if self.engine is not None:
             self.engine.close()
-        self.engine = ENGINES[self.engine_name](members.slots, self.objective, self.workload.settings(CPU))
+        self.engine = engine_class(self.engine_name)(members.states, self.objective, self.workload.settings(CPU))
         members.changed = False
 
     def accuracy(self) -> float:
@@ -112,7 +119,7 @@ class NaiveFit:
         self.workload, self.data, self.epochs = workload, data, epochs
 
     def prepare(self) -> None:
-        self.loop = naive_loop(self.workload, self.workload.slots(CPU))
+        self.loop = naive_loop(self.workload, self.workload.members(CPU))
 
     def __call__(self) -> None:
         loader = DataLoader(TensorDataset(*tensors(self.data.train)), self.workload.batch_size, shuffle=True)

@@ -164,7 +164,7 @@ def test_validate_shows_the_plan(spec):
     for part in (
         'gncl (mode = "upper", lambda = 0.6)',
         "lambda l(f, y)",
-        "3 epochs, batches of 128",
+        "3 epochs, batch size 128",
         "sgd (lr = 0.001",
     ):
         assert part in text
@@ -183,7 +183,7 @@ def test_validate_lists_every_problem_and_ends_with_one_line(spec):
     assert result.exit_code == 2
     assert 'method.lamda: unknown key; did you mean "lambda"?' in result.stderr
     assert "seed: -1 is not a seed" in result.stderr
-    assert last_error(result) == f"error: 2 problems; in {spec}: seed, method.lamda; each is listed above"
+    assert last_error(result) == f"error: 2 problems in the spec; {spec}: seed, method.lamda; each is listed above"
     assert result.stdout == ""
     report = run("validate", str(spec), *TOYS, "--json")
     assert report.exit_code == 2

@@ -33,7 +33,7 @@ def test_specs_lists_name_plugins_and_purpose():
     (digits,) = [spec for spec in json.loads(run("specs", "--json").stdout) if spec["name"] == "digits"]
     assert digits == {
         "name": "digits",
-        "purpose": "Quick start: eight small networks on handwritten digits, trained by GNCL.",
+        "purpose": "Quick start: 8 small networks on handwritten digits, trained by GNCL.",
         "data": "digits",
         "method": "gncl",
         "model": "mlp",
@@ -84,7 +84,7 @@ def test_neither_a_file_nor_a_shipped_spec_gets_a_suggestion(verb, name, tmp_pat
     result = run(verb, name)
     assert result.exit_code == 2
     fix = 'did you mean "digits"? ensemblekit specs lists the shipped specs'
-    assert last_error(result) == f"error: neither a file nor a shipped spec; in {name}; {fix}"
+    assert last_error(result) == f"error: neither a file nor a shipped spec; {name}; {fix}"
     assert not list(tmp_path.iterdir())
 
 

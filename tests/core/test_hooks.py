@@ -6,7 +6,8 @@ import pytest
 
 from ensemblekit import Method, hookimpl
 from ensemblekit.core.errors import PluginError
-from ensemblekit.core.hooks import HOOK_ARGUMENTS, hook_manager
+from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.verification import HOOK_ARGUMENTS
 
 
 class MisspeltHook(Method):
@@ -60,7 +61,7 @@ class ForgottenMark(Method):
 )
 def test_a_wrong_implementation_is_rejected_with_plugin_hook_and_fix(plugin, hook, hint):
     with pytest.raises(PluginError) as error:
-        hook_manager([plugin])
+        RunHooks([plugin])
     message = str(error.value)
     assert f'plugin "{plugin.name}"' in message
     assert hook in message
@@ -73,7 +74,7 @@ def test_a_plugin_cannot_be_registered_twice():
         """Answers nothing."""
 
     with pytest.raises(PluginError, match="listed twice"):
-        hook_manager([Quiet(), Quiet()])
+        RunHooks([Quiet(), Quiet()])
 
 
 def test_registering_touches_no_property_of_the_plugin():
@@ -84,19 +85,24 @@ def test_registering_touches_no_property_of_the_plugin():
         def expensive(self):
             raise AssertionError("touched")
 
-    hook_manager([Touchy()])
+    RunHooks([Touchy()])
 
 
-def test_each_run_has_a_manager_of_its_own():
-    class Quiet(Method):
-        """Answers nothing."""
+def test_each_run_has_hooks_of_its_own():
+    class Halved(Method):
+        """Trains on half of the passes."""
 
-    assert hook_manager([Quiet()]).has_plugin("quiet")
-    assert not hook_manager([]).has_plugin("quiet")
+        @hookimpl
+        def passes(self):
+            return 2
+
+    assert RunHooks([Halved()]).passes(num_members=3) == 2
+    assert RunHooks([]).passes(num_members=3) is None
 
 
 def test_the_hooks_are_those_of_the_design():
     objective = {"combine", "fit_combiner", "member_loss", "ensemble_loss", "sample_weights", "select_members"}
     objective |= {"second_inputs"}
-    life_cycle = {"members_at_start", "passes", "learning_rate", "epoch_started", "epoch_finished", "run_finished"}
+    life_cycle = {"members_at_start", "passes", "learning_rate", "epoch_started", "step_finished", "epoch_finished"}
+    life_cycle |= {"run_started", "engine_chosen", "checkpoint_saved", "run_finished", "run_ended"}
     assert set(HOOK_ARGUMENTS) == objective | life_cycle

@@ -10,6 +10,7 @@ import torch
 import ensemblekit as ek
 from ensemblekit import Method, hookimpl
 from ensemblekit.core.errors import DataError, NumericError, PluginError
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.objective import Objective
 
 M, B, C = 3, 4, 5
@@ -90,13 +91,13 @@ def test_sample_weights_of_the_wrong_form_are_named_with_their_plugin(value):
 def test_a_fitted_combiner_of_the_wrong_form_is_named_with_its_plugin(value):
     objective = Objective([Answers(hook="fit_combiner", value=value)], ek.MSE())
     with pytest.raises(PluginError, match=r'plugin "answers": hook "fit_combiner"'):
-        objective.fit_combiner(OUTPUTS, TARGET)
+        objective.hooks.fit_combiner(OUTPUTS, TARGET, objective.loss)
 
 
 def test_a_fitted_combiner_that_is_not_finite_is_refused():
     objective = Objective([Answers(hook="fit_combiner", value=torch.full((M,), torch.nan))], ek.MSE())
     with pytest.raises(NumericError, match=r'plugin "answers": hook "fit_combiner"'):
-        objective.fit_combiner(OUTPUTS, TARGET)
+        objective.hooks.fit_combiner(OUTPUTS, TARGET, objective.loss)
 
 
 class Fits(Method):
@@ -115,24 +116,24 @@ class Fits(Method):
 
 def test_the_combiner_of_the_last_listed_method_is_fitted_and_used_but_not_in_training():
     objective = Objective([Fits(number=1.0), Fits(number=2.0).named("second")], ek.MSE())
-    fitted = objective.fit_combiner(OUTPUTS, TARGET)
+    fitted = objective.hooks.fit_combiner(OUTPUTS, TARGET, objective.loss)
     assert torch.equal(objective.combine(OUTPUTS, fitted), OUTPUTS[0] + 2)
     assert torch.equal(objective.combine(OUTPUTS), OUTPUTS[0])
-    assert objective.fits_combiner
-    assert Objective([], ek.MSE()).fit_combiner(OUTPUTS, TARGET) is None
+    assert objective.hooks.fits_combiner
+    assert RunHooks([]).fit_combiner(OUTPUTS, TARGET, ek.MSE()) is None
 
 
 @pytest.mark.parametrize(("value", "got"), [(0, "returned 0"), (True, "True"), (2.5, "a float"), ("16", "a str")])
 def test_a_number_of_passes_that_is_none_is_named_with_its_plugin(value, got):
-    objective = Objective([Answers(hook="passes", value=value)], ek.MSE())
-    with pytest.raises(PluginError, match=rf'plugin "answers": hook "passes" .*{got}.*at least 1'):
-        objective.passes(M)
+    hooks = RunHooks([Answers(hook="passes", value=value)])
+    with pytest.raises(PluginError, match=rf'(?s)plugin "answers": hook "passes" .*{got}.*at least 1'):
+        hooks.passes(M)
 
 
 def test_the_last_listed_method_that_answers_says_how_many_passes_there_are():
     answers = [Answers(hook="passes", value=value).named(f"answers{value}") for value in (2, 3, None)]
-    assert Objective(answers, ek.MSE()).passes(M) == 3
-    assert Objective([], ek.MSE()).passes(M) is None
+    assert RunHooks(answers).passes(M) == 3
+    assert RunHooks([]).passes(M) is None
 
 
 def test_each_pass_is_combined_by_itself_and_the_results_are_averaged():

@@ -147,7 +147,7 @@ def test_two_plugins_of_one_name_are_an_error_that_names_both_packages(clashing,
     }.items():
         result = validate(tmp_path, method)
         assert result.exit_code == 4
-        assert f"by {packages}" in result.stderr
+        assert f"packages {packages}" in result.stderr
     assert run("inspect", "gncl").exit_code == 4
     assert run("list").exit_code == 0
     assert validate(tmp_path, "ncl").exit_code == 0
@@ -182,7 +182,7 @@ def test_the_classes_of_a_local_file_are_plugins_for_one_command(registry):
 def test_a_local_file_cannot_take_the_place_of_an_installed_plugin(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text('from ensemblekit import Method\nclass GNCL(Method):\n    """Mine."""\n')
-    with pytest.raises(PluginError, match=f"by {file}, ensemblekit"):
+    with pytest.raises(PluginError, match=f"packages {file}, ensemblekit"):
         discover([file]).get("method", "gncl").load()
 
 
@@ -223,11 +223,11 @@ FAULTY = {
         "is a staticmethod, which",
     ),
     "classmethod": ("Method", "@hookimpl\n    @classmethod\n    def combine(cls, outputs): ...", "is a classmethod"),
-    "unmarked": ("Method", "@staticmethod\n    def combine(outputs): ...", "named like a hook"),
+    "unmarked": ("Method", "@staticmethod\n    def combine(outputs): ...", "has the name of a hook"),
     "no self": ("Method", "@hookimpl\n    def combine(outputs): ...", r"write def combine\(self"),
     "no build": ("Model", "width: int = 3", r"does not define build\(\)"),
     "other arguments": ("Model", "def build(self, shape): ...", r"write def build\(self, input_shape, num_outputs\)"),
-    "init": ("Method", "def __init__(self): ...", "declare what it takes as fields"),
+    "init": ("Method", "def __init__(self): ...", "declare its parameters as fields"),
     "no property": ("Dataset", "def load(self, seed): ...\n    def info(self): ...", "put @property on it"),
     "syntax": ("Method", "def (:", r"SyntaxError: invalid syntax, line 3 of .*faulty\.py"),
 }
@@ -240,7 +240,7 @@ def test_a_mistake_in_a_class_is_found_when_it_is_loaded(tmp_path, base, body, s
     )
     with pytest.raises(PluginError, match=said) as error:
         discover([tmp_path / "faulty.py"])
-    assert "\n" not in str(error.value)
+    assert "\n" not in error.value.line
 
 
 def test_an_abstract_base_of_other_classes_in_a_file_is_no_plugin(tmp_path):
@@ -256,5 +256,5 @@ def test_the_file_of_an_installed_plugin_stands_in_for_it_and_another_of_its_nam
     assert discover([file]).get("method", "gncl").package == str(file)
     (tmp_path / "own.py").write_text("from ensemblekit import Method\nclass Gncl(Method):\n    ...\n")
     clash = discover([tmp_path / "own.py"]).get("method", "gncl")
-    with pytest.raises(PluginError, match=r"2 plugins are registered .* give the class in .*own\.py another name"):
+    with pytest.raises(PluginError, match=r"(?s)2 plugins are registered .* give the class in .*own\.py another name"):
         clash.load()

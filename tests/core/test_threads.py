@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ensemblekit.core import threads as cores
-from ensemblekit.core.threads import Cores, one_thread
+from ensemblekit.core.threads import ThreadPool, one_thread
 
 
 @pytest.fixture
 def four(monkeypatch):
     monkeypatch.setattr(cores, "num_cores", lambda: 4)
-    spread = Cores()
+    spread = ThreadPool()
     yield spread
     spread.close()
 

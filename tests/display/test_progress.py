@@ -8,6 +8,7 @@ import pytest
 from helpers.fake_runs import REGRESSION_METRICS, FakeRun, members
 from rich.console import Console
 
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.display import progress as progress_module
 from ensemblekit.display.progress import (
     PlainProgress,
@@ -37,16 +38,24 @@ ROW = {
 
 def tell(progress: Progress, epochs: int = 2, run: FakeRun | None = None) -> None:
     """Everything that a trainer says in a run."""
-    progress.planned(PLAN)
-    progress.engine_chosen("stacked", {"sequential": 0.0042, "stacked": 0.0011})
+    run = run or FakeRun()
+    hooks = RunHooks([], [progress]).call
+    hooks.run_started(spec=run.spec, path=run.path, plan=PLAN)
+    hooks.engine_chosen(engine="stacked", seconds_per_step={"sequential": 0.0042, "stacked": 0.0011})
     for epoch in range(1, epochs + 1):
-        progress.epoch_started(epoch, epochs, 5)
+        hooks.epoch_started(ensemble=None, epoch=epoch, num_epochs=epochs, num_members=3, num_steps=5)
         for step in range(1, 6):
-            progress.step(epoch, step, 64)
-        progress.epoch_finished(ROW | {"epoch": epoch})
-        progress.saved(epoch)
-    progress.finished(run or FakeRun())
+            hooks.step_finished(epoch=epoch, step=step, num_steps=5, num_samples=64, objective=None, learning_rate=0.1)
+        hooks.epoch_finished(epoch=epoch, num_epochs=epochs, metrics=ROW | {"epoch": epoch})
+        hooks.checkpoint_saved(epoch=epoch, path=run.path)
+    end(progress, run)
     progress.close()
+
+
+def end(progress: Progress, run: FakeRun, status: str = "finished") -> None:
+    RunHooks([], [progress]).call.run_ended(
+        status=status, metrics=run.metrics, members=run.members, seconds=run.seconds, error=None
+    )
 
 
 class Clock:
@@ -87,8 +96,8 @@ def test_progress_itself_is_silent(capsys):
 def test_a_pipe_gets_the_plan_one_line_per_epoch_and_the_summary(capsys):
     tell(PlainProgress())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "what will run"
-    assert lines[3] == "method         gncl [lambda]"
+    assert lines[0] == "plan"
+    assert lines[3] == "method  gncl [lambda]"
     assert lines[4] == "engine stacked; measured per step: stacked 1.1 ms, sequential 4.2 ms"
     quality = "train loss 0.500  loss 0.250  accuracy 95.10 %  diversity 0.031  validation 94.00 %"
     assert lines[5:7] == [f"epoch {epoch}/2  {quality}  12,346 samples/s  1.2 s" for epoch in (1, 2)]
@@ -101,7 +110,7 @@ def test_a_pipe_gets_the_plan_one_line_per_epoch_and_the_summary(capsys):
 
 def test_no_line_on_a_pipe_is_coloured_or_wrapped(capsys):
     progress = PlainProgress()
-    progress.planned([("model", "word " * 60)])
+    progress.show_plan([("model", "word " * 60)])
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert len(out.splitlines()) == 2
@@ -125,22 +134,22 @@ def test_an_engine_that_the_spec_names_was_not_measured():
 
 def test_a_terminal_gets_a_panel_a_bar_in_each_epoch_and_the_summary(terminal, clock):
     progress, screen = terminal
-    progress.planned(PLAN)
-    assert "╭─ what will run" in screen.getvalue()
+    progress.run_started(FakeRun().spec, FakeRun().path, PLAN)
+    assert "╭─ plan" in screen.getvalue()
     assert "gncl [lambda]" in screen.getvalue()  # not taken for markup
     progress.epoch_started(1, 10, 5)
-    for step in range(1, 5):
+    for _ in range(1, 5):
         clock.now += 1
-        progress.step(1, step, 64)
+        progress.step_finished(64)
     shown = screen.getvalue()
     assert "epoch 1/10" in shown
     # 50 steps of a second each, 4 of them done
     assert "64 samples/s  0:00:46 left of 0:00:50" in shown
     assert "━" in shown
-    progress.epoch_finished(ROW)
+    progress.epoch_finished(10, ROW)
     progress.epoch_started(2, 10, 5)
     assert "accuracy 95.10 %  diversity 0.031" in screen.getvalue().rpartition("epoch 2/10")[2]
-    progress.finished(FakeRun())
+    end(progress, FakeRun())
     assert "the run is in runs/digits-1" in screen.getvalue()
 
 
@@ -148,11 +157,11 @@ def test_steps_draw_only_now_and_then(terminal, clock):
     progress, screen = terminal
     progress.epoch_started(1, 1, 1000)
     drawn = len(screen.getvalue())
-    for step in range(1, 1000):
-        progress.step(1, step, 64)
+    for _ in range(1, 1000):
+        progress.step_finished(64)
     assert len(screen.getvalue()) == drawn
     clock.now += 1
-    progress.step(1, 1000, 64)
+    progress.step_finished(64)
     assert len(screen.getvalue()) > drawn
 
 
@@ -171,15 +180,23 @@ def test_a_resumed_run_counts_only_what_is_left(clock):
     counter.epoch_started(9, 10, 4)
     for _ in range(4):
         clock.now += 2
-        counter.stepped(10)
-    assert counter.words() == ["5 samples/s", "0:00:08 left of 0:00:16"]
+        counter.step_finished(10)
+    assert counter.texts() == ["5 samples/s", "0:00:08 left of 0:00:16"]
 
 
 def test_time_is_not_guessed_from_the_first_steps(clock):
     counter = RunClock()
     counter.epoch_started(1, 2, 4)
-    counter.stepped(10)
-    assert counter.words() == []
+    counter.step_finished(10)
+    assert counter.texts() == []
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_a_run_that_has_not_finished_has_no_summary(status, capsys):
+    progress = PlainProgress()
+    progress.run_started(FakeRun().spec, FakeRun().path, PLAN)
+    end(progress, FakeRun(), status)
+    assert "the run is in" not in capsys.readouterr().out
 
 
 def test_quiet_is_silent_and_a_pipe_is_plain(capsys):

@@ -9,11 +9,11 @@ import torch
 from helpers.fake_runs import CLASSIFIER, METRICS, REGRESSION_METRICS, FakeRun, members
 
 import ensemblekit as ek
-from ensemblekit.display.summary import MOST_MEMBERS, decomposition_line, metric_rows, number, run_summary
+from ensemblekit.display.summary import MAX_LISTED_MEMBERS, decomposition_line, metric_rows, number
 
 
 def test_the_table_has_every_member_their_mean_and_the_ensemble():
-    summary = run_summary(FakeRun())
+    summary = FakeRun().summary()
     assert summary.columns == ("", "accuracy", "loss", "parameters", "")
     assert summary.rows == (
         ("member 0", "95.00 %", "0.100", "1,234", "frozen"),
@@ -26,7 +26,7 @@ def test_the_table_has_every_member_their_mean_and_the_ensemble():
 
 def test_passes_of_a_network_are_told_apart_and_its_parameters_counted_once():
     passes = [row | {"network": row["index"] % 2, "pass": row["index"] // 2} for row in members(4)]
-    rows = run_summary(FakeRun(members=passes)).rows
+    rows = FakeRun(members=passes).summary().rows
     names = ["network 0 pass 0", "network 1 pass 0", "network 0 pass 1", "network 1 pass 1"]
     assert [row[0] for row in rows] == [*names, "mean member", "ensemble"]
     assert rows[-1][3] == f"{2 * 1234:,}"
@@ -34,27 +34,27 @@ def test_passes_of_a_network_are_told_apart_and_its_parameters_counted_once():
 
 def test_the_gain_is_over_the_best_and_over_the_mean_member():
     expected = "the ensemble is 0.80 points ahead of its best member and 2.10 points ahead of its mean member"
-    assert run_summary(FakeRun()).gain == expected
+    assert FakeRun().summary().gain == expected
 
 
 def test_an_ensemble_worse_than_its_best_member_is_said_to_be_behind():
     run = FakeRun(metrics=METRICS | {"best_member_accuracy": 0.99})
-    assert "0.70 points behind its best member" in run_summary(run).gain
+    assert "0.70 points behind its best member" in run.summary().gain
 
 
 def test_an_ensemble_as_good_as_its_best_member_is_level_with_it():
     run = FakeRun(metrics=METRICS | {"best_member_accuracy": METRICS["test_accuracy"]})
-    assert "is level with its best member" in run_summary(run).gain
+    assert "is on par with its best member" in run.summary().gain
 
 
 def test_of_a_single_member_no_gain_is_told():
-    summary = run_summary(FakeRun(members=members(1)))
+    summary = FakeRun(members=members(1)).summary()
     assert summary.gain == ""
     assert [row[0] for row in summary.rows] == ["member 0", "ensemble"]
 
 
 def test_regression_is_told_in_squared_errors():
-    summary = run_summary(FakeRun(metrics=REGRESSION_METRICS, members=members(2, "mse")))
+    summary = FakeRun(metrics=REGRESSION_METRICS, members=members(2, "mse")).summary()
     assert summary.columns[1] == "mse"
     assert summary.rows[-1] == ("ensemble", "2,900", "1,450", "2,468", "")
     # 1 - 2900/3000 and 1 - 2900/3100
@@ -63,9 +63,9 @@ def test_regression_is_told_in_squared_errors():
 
 
 def test_of_very_many_members_only_the_first_are_listed():
-    rows = run_summary(FakeRun(members=members(MOST_MEMBERS + 5))).rows
-    assert rows[MOST_MEMBERS] == ("and 5 more", "", "", "", "")
-    assert len(rows) == MOST_MEMBERS + 3
+    rows = FakeRun(members=members(MAX_LISTED_MEMBERS + 5)).summary().rows
+    assert rows[MAX_LISTED_MEMBERS] == ("and 5 more", "", "", "", "")
+    assert len(rows) == MAX_LISTED_MEMBERS + 3
     assert rows[-1][3] == f"{25 * 1234:,}"
 
 
@@ -103,7 +103,7 @@ def test_without_its_terms_there_is_no_decomposition():
 
 def test_the_next_steps_can_be_pasted_and_the_suggested_spec_is_valid():
     run = FakeRun(path=Path("runs/my run"))
-    commands = [command for command, _ in run_summary(run).next_steps]
+    commands = [command for command, _ in run.summary().next_steps]
     assert commands == [
         "ensemblekit evaluate 'runs/my run'",
         "ensemblekit predict 'runs/my run' FILES…",
@@ -123,7 +123,7 @@ def test_the_next_steps_can_be_pasted_and_the_suggested_spec_is_valid():
 )
 def test_what_to_try_is_another_value_of_what_the_spec_sets_or_else_more_members(method, setting):
     spec = ek.load_spec({**CLASSIFIER, "method": method})
-    assert run_summary(FakeRun(spec=spec)).next_steps[-1][0].endswith(f"--set {setting}")
+    assert FakeRun(spec=spec).summary().next_steps[-1][0].endswith(f"--set {setting}")
 
 
 @pytest.mark.parametrize("name", sorted(ek.methods()))
@@ -131,7 +131,7 @@ def test_what_to_try_is_valid_for_every_method(name):
     tables = {key: table for key, table in CLASSIFIER.items() if key != "ensemble"}
     tables |= {"method": name, "training": {"epochs": 100}}
     resolved = ek.load_spec(tables).to_dict()  # every parameter is set, as in a run's own spec.toml
-    steps = run_summary(FakeRun(spec=ek.load_spec(resolved))).next_steps
+    steps = FakeRun(spec=ek.load_spec(resolved)).summary().next_steps
     for command, _ in steps:
         if " --set " in command:
             path, _, value = command.partition(" --set ")[2].partition("=")
@@ -156,5 +156,5 @@ def test_numbers_keep_what_matters(value, text):
 
 
 def test_the_time_is_told_by_what_it_was_spent_on():
-    assert run_summary(FakeRun()).time == "12.3 s of training, 0.5 s of evaluation, 2.0 s of start-up"
-    assert run_summary(FakeRun(seconds={})).time == ""
+    assert FakeRun().summary().time == "12.3 s of training, 0.5 s of evaluation, 2.0 s of start-up"
+    assert FakeRun(seconds={}).summary().time == ""

@@ -9,8 +9,8 @@ from helpers.documents import Reader, blocks, sections, shows, words
 from helpers.places import ROOT
 
 from ensemblekit.core.errors import SpecError
-from ensemblekit.core.hooks import HOOK_ARGUMENTS
-from ensemblekit.core.registry import GROUPS
+from ensemblekit.core.kinds import KINDS
+from ensemblekit.core.verification import HOOK_ARGUMENTS
 
 README = list(blocks(ROOT / "README.md"))
 GUIDE = ROOT / "docs" / "writing-plugins.md"
@@ -91,6 +91,6 @@ def test_every_hook_has_a_heading_and_an_example(hook):
     assert f"    def {hook}(self" in text
 
 
-@pytest.mark.parametrize("group", GROUPS.values())
+@pytest.mark.parametrize("group", [kind.group for kind in KINDS.values()])
 def test_every_kind_of_plugin_is_in_the_table_of_one_file_and_one_line(group):
     assert f'| `[project.entry-points."{group}"]` |' in GUIDE.read_text()

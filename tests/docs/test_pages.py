@@ -14,7 +14,7 @@ from helpers.places import ROOT
 import ensemblekit
 from ensemblekit.cli import main
 from ensemblekit.core import hookspecs
-from ensemblekit.core.hooks import HOOK_ARGUMENTS
+from ensemblekit.core.verification import HOOK_ARGUMENTS
 
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()

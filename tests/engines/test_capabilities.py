@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import ensemblekit as ek
-from ensemblekit.engines.capabilities import default_paths, fast_paths
+from ensemblekit.engines.capabilities import capabilities, default_capabilities
 
 
 def paths(name: str, **parameters) -> dict[str, str]:
-    return fast_paths(ek.models()[name].load()(**parameters))
+    return capabilities(ek.models()[name].load()(**parameters))
 
 
 def test_a_perceptron_is_stacked_layer_by_layer():
@@ -22,7 +22,7 @@ def test_a_perceptron_is_stacked_layer_by_layer():
 
 
 def test_layers_that_are_left_to_vmap_are_named():
-    assert paths("resnet")["stacked"] == "yes: by torch.func.vmap for Conv2d, Block"
+    assert paths("resnet")["stacked"] == "yes: Conv2d, Block by torch.func.vmap"
 
 
 class Drawing(nn.Module):
@@ -47,8 +47,8 @@ class Odd(ek.Model):
 
 
 def test_reasons_are_given_where_a_way_is_not_supported():
-    assert fast_paths(Odd()) == {
-        "threads": "no: it draws random numbers from the one generator that all threads share",
+    assert capabilities(Odd()) == {
+        "threads": "no: it uses torch's global random generator, which threads share",
         "layout": "not channels_last: not channels_last",
         "stacked": "no: not vmap",
         "folding": "no: it has no batch norm",
@@ -57,11 +57,11 @@ def test_reasons_are_given_where_a_way_is_not_supported():
 
 
 def test_inputs_that_are_no_images_have_no_layout():
-    assert fast_paths(ek.models()["mlp"].load()(), (16,))["layout"] == "as it is: its inputs are no images"
+    assert capabilities(ek.models()["mlp"].load()(), (16,))["layout"] == "unchanged (inputs are not images)"
 
 
 @pytest.mark.parametrize("name", sorted(ek.models()))
 def test_every_model_can_be_asked(name):
     model_class = ek.models()[name].load()
     needs_parameters = any(field.is_required() for field in model_class.model_fields.values())
-    assert (default_paths(model_class) == {}) == needs_parameters
+    assert (default_capabilities(model_class) == {}) == needs_parameters

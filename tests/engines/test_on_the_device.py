@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 import ensemblekit as ek
-from ensemblekit.data.loading import load_data
-from ensemblekit.display.progress import Progress
-from ensemblekit.engines import ENGINES
-from ensemblekit.training import trainer as training
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.spec.sections import ENGINES
 from ensemblekit.training.interruption import StopRequest
+from ensemblekit.training.statistics import EpochStatistics
 from ensemblekit.training.trainer import Trainer
 
 READERS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
@@ -38,15 +36,17 @@ def trainer(method: dict, model: dict, device: str, engine: str = "stacked", **o
             "engine": {"name": engine, **options},
         }
     )
-    made = Trainer(spec, load_data(spec.data, 0), torch.device(device), Progress())
+    made = Trainer(spec, RunDirectory(Path("run")), device=torch.device(device))
     made.choose_engine()
     return made
 
 
 def whole_epoch(made: Trainer) -> dict[str, float]:
     num_members, num_epochs = made.spec.ensemble.members, made.spec.training.epochs
-    made.hooks.epoch_started(ensemble=made.members, epoch=1, num_epochs=num_epochs, num_members=num_members)
-    return made._steps(made._make_engine(), 1, SimpleNamespace(path=Path("run")), StopRequest())  # type: ignore[arg-type]
+    made.hooks.call.epoch_started(
+        ensemble=made.members, epoch=1, num_epochs=num_epochs, num_members=num_members, num_steps=5
+    )
+    return made._steps(made.current_engine(), 1, StopRequest())
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,16 @@ def whole_epoch(made: Trainer) -> dict[str, float]:
 def test_a_whole_epoch_runs_on_a_device_that_has_no_values(method, model, monkeypatch):
     """Data, augmentation, members, objective, optimizer and metrics: a tensor of the CPU among them would fail."""
     made = trainer(method, model, "meta")
-    monkeypatch.setattr(training.Seen, "means", lambda seen: {name: value.device for name, value in seen.sums.items()})
-    seen = whole_epoch(made)
-    assert {str(seen[name]) for name in ("train_objective", "train_loss", "train_accuracy")} == {"meta"}
+    monkeypatch.setattr(
+        EpochStatistics, "means", lambda self: {name: value.device for name, value in self.sums.items()}
+    )
+    means = whole_epoch(made)
+    assert {str(means[name]) for name in ("train_objective", "train_loss", "train_accuracy")} == {"meta"}
 
 
 def test_recomputing_runs_on_it_too(monkeypatch):
     made = trainer({"name": "gncl"}, {"name": "mlp"}, "meta", recompute=True)
-    monkeypatch.setattr(training.Seen, "means", lambda seen: {})
+    monkeypatch.setattr(EpochStatistics, "means", lambda self: {})
     assert "learning_rate" in whole_epoch(made)
 
 
@@ -71,11 +73,11 @@ def test_recomputing_runs_on_it_too(monkeypatch):
 @pytest.mark.parametrize("method", METHODS, ids=lambda table: "-".join(map(str, table.values())))
 def test_a_step_reads_no_value_back(engine, method, monkeypatch):
     made = trainer(method, {"name": "mlp", "dropout": 0.2}, "cpu", engine)
-    running = made._make_engine()
+    running = made.current_engine()
     batches = list(made.data.train.training_batches(32, 0, 1))
-    columns = [slot.member for slot in running.running]
-    weights = [made._weights(batch, columns) for batch in batches]
-    seen = training.Seen(made.objective, columns)
+    members = [state.seed_index for state in running.active_members]
+    weights = [made._weights(batch, members) for batch in batches]
+    statistics = EpochStatistics(made.objective, members)
     read: list[str] = []
 
     def counting(name: str):
@@ -90,9 +92,9 @@ def test_a_step_reads_no_value_back(engine, method, monkeypatch):
     for name in READERS:
         monkeypatch.setattr(Tensor, name, counting(name))
     for step, batch in enumerate(batches):
-        seen.add(*running.train_step(batch, weights[step], 0.01, step), batch)
-    seen._count()
+        statistics.add(*running.train_step(batch, weights[step], 0.01, step), batch)
+    statistics._sum_pending()
     assert read == []
     assert bool(torch.ones(())), "a reader that is counted"
     assert read == ["__bool__"]
-    made.close()
+    running.close()

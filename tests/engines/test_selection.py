@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -11,11 +9,15 @@ import ensemblekit as ek
 from ensemblekit.core.losses import CrossEntropy
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines import Engine, Settings, Slot, auto
+from ensemblekit.engines import selection
+from ensemblekit.engines.base import Engine, EngineSettings
+from ensemblekit.engines.selection import Work
 from ensemblekit.members.build import build_members
+from ensemblekit.members.state import MemberState
 from ensemblekit.spec.optimizers import optimizer_section
 
 M, B = 16, 128
+SGD = optimizer_section("sgd").from_table({"name": "sgd", "lr": 0.1})
 
 
 class Clock:
@@ -28,42 +30,50 @@ class Clock:
     def engine(self, name: str, for_each_sample: float, fixed: float = 0.0) -> type[Engine]:
         clock = self
 
-        class Timed(Engine):
-            def __init__(self, slots: Sequence[Slot], objective: Objective, settings: Settings) -> None:
-                super().__init__(slots, objective, settings)
+        class Timed:
+            """Takes the time that it is told to take."""
+
+            settings = EngineSettings(torch.device("cpu"), SGD)
+
+            def __init__(self, members, objective, settings) -> None:
+                self.members = members
+
+            @classmethod
+            def unsupported(cls, members, settings) -> None:
+                return None
 
             def train_step(self, batch, weights, learning_rate, step):
-                assert weights is None or weights.shape == (len(batch.index), len(self.slots))
-                clock.steps.append((name, len(self.slots), len(batch.index)))
-                clock.now += fixed + for_each_sample * len(self.slots) * len(batch.index)
+                assert weights is None or weights.shape == (len(batch.index), len(self.members))
+                clock.steps.append((name, len(self.members), len(batch.index)))
+                clock.now += fixed + for_each_sample * len(self.members) * len(batch.index)
                 if for_each_sample == float("inf"):
                     raise MemoryError
                 return torch.zeros(()), torch.zeros(1)
 
-            forward = backward = update = predict = store_optimizer_state = None  # type: ignore[assignment]
+            def close(self) -> None:
+                pass
 
-        Timed.__abstractmethods__ = frozenset()
-        return Timed
+        return Timed  # type: ignore[return-value]
 
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(auto.time, "perf_counter", lambda: made.now)
-    monkeypatch.setattr(auto, "num_cores", lambda: 2)
+    monkeypatch.setattr(selection.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(selection, "num_cores", lambda: 2)
     return made
 
 
 def measure(monkeypatch, engines: dict[str, type[Engine]], weights: bool = False, frozen: int = 0) -> dict[str, float]:
-    monkeypatch.setattr(auto, "ENGINES", engines)
-    monkeypatch.setattr(auto, "unsupported", lambda name, *_: None if name in engines else "it is not there")
+    monkeypatch.setattr(selection, "ENGINES", engines)
+    monkeypatch.setattr(selection, "engine_class", engines.__getitem__)
     model = ek.models()["mlp"].load()(hidden=(2,))
     networks = build_members([model] * M, (3,), 2, 0)
-    slots = [Slot(network, model, member, frozen=member < frozen) for member, network in enumerate(networks)]
+    members = [MemberState(network, model, index, frozen=index < frozen) for index, network in enumerate(networks)]
     batch = Batch(torch.zeros(B, 3), torch.zeros(B, dtype=torch.int64), torch.arange(B))
-    settings = Settings(torch.device("cpu"), optimizer_section("sgd").from_table({"name": "sgd", "lr": 0.1}).build)
-    columns = torch.ones(B, M) if weights else None
-    return auto.measure_engines(slots, Objective([], CrossEntropy()), settings, "sgd", batch, columns)
+    settings = EngineSettings(torch.device("cpu"), SGD)
+    weighted = torch.ones(B, M) if weights else None
+    return selection.measure_engines(Work(members, Objective([], CrossEntropy()), settings, batch, weighted))
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -86,7 +96,7 @@ def test_what_is_slow_only_because_it_starts_slowly_is_not_given_up_too_early(cl
 def test_an_engine_that_falls_far_behind_is_not_tried_on_whole_steps(clock, monkeypatch):
     engines = {"threaded": clock.engine("threaded", 2e-3), "stacked": clock.engine("stacked", 6e-3)}
     assert list(measure(monkeypatch, engines)) == ["threaded"]
-    assert max(samples for name, _, samples in clock.steps if name == "stacked") == auto.SAMPLES[0]
+    assert max(samples for name, _, samples in clock.steps if name == "stacked") == selection.SAMPLES[0]
 
 
 @pytest.mark.parametrize("for_each_sample", [1e-6, 1e-5, 1e-4, 1e-3, 4e-3])
@@ -98,7 +108,7 @@ def test_trying_ends_within_its_time_however_large_the_networks_are(clock, monke
     }
     found = measure(monkeypatch, engines)
     assert min(found, key=found.__getitem__) == "threaded"
-    assert clock.now <= auto.SECONDS
+    assert clock.now <= selection.TIME_LIMIT_SECONDS
 
 
 def test_one_step_that_something_else_has_slowed_down_decides_nothing(clock, monkeypatch):
@@ -121,7 +131,7 @@ def test_frozen_members_are_tried_with_the_one_that_learns(clock, monkeypatch):
 
 def test_an_engine_that_runs_out_of_memory_is_left_out(clock, monkeypatch):
     engines = {"threaded": clock.engine("threaded", float("inf")), "sequential": clock.engine("sequential", 1e-6)}
-    monkeypatch.setattr(auto.time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(selection.time, "perf_counter", lambda: 0.0)
     assert list(measure(monkeypatch, engines)) == ["sequential"]
 
 

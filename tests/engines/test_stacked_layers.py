@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.engines.stacked_layers import StackedNetwork
-from ensemblekit.members.stochastic import noise_layers, set_noise_step, with_own_noise
+from ensemblekit.members.stochastic import make_reproducible, set_training_step, stochastic_layers
 
 K, B = 3, 6
 
@@ -75,7 +75,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] 
 
 def members(make: Callable[[], nn.Module]) -> list[nn.Module]:
     torch.manual_seed(0)
-    return [with_own_noise(make().double(), seed=0, member=member) for member in range(K)]
+    return [make_reproducible(make().double(), seed=0, member=member) for member in range(K)]
 
 
 def stacked(networks: list[nn.Module]) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ def test_outputs_gradients_and_statistics_are_each_members_own(case, training):
     assert torch.equal(inputs, given)
     for place, network in enumerate(networks):
         network.train(training)
-        set_noise_step(noise_layers(network), 0)
+        set_training_step(stochastic_layers(network), 0)
         expected = network(inputs.clone())
         torch.testing.assert_close(outputs[place], expected, rtol=1e-12, atol=1e-12)
         own = torch.autograd.grad(expected.square().sum(), list(network.parameters()))

@@ -318,7 +318,7 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (
         OddWeights,
         {WEIGHTS},
-        ("expected: floating-point of shape (50, 3)", "of shape (50,)", "OddWeights.sample_weights"),
+        ("expected: a floating-point tensor of shape (50, 3)", "of shape (50,)", "OddWeights.sample_weights"),
     ),
     (FitsAtRandom, {FITTED}, ("the same fit", "FitsAtRandom.fit_combiner")),
     (WholeGradient, {SECOND}, ("two members at once", "WholeGradient.second_inputs")),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import ensemblekit as ek
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.display.summary import RunSummary, run_summary
 
 CLASSIFIER: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -54,6 +55,9 @@ class FakeRun:
     metrics: dict[str, float] = field(default_factory=lambda: dict(METRICS))
     members: list[dict[str, Any]] = field(default_factory=members)
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 12.34, "evaluation": 0.5, "start": 2.0})
+
+    def summary(self) -> RunSummary:
+        return run_summary(self.path, self.spec, self.metrics, self.members, self.seconds)
 
 
 def linear_ensemble(

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.engines import Settings
-from ensemblekit.members.flat_parameters import Layout, Parameters, clipped
-from ensemblekit.spec.optimizers import optimizer_classes, optimizer_section
+from ensemblekit.members.flat_parameters import FlatParameters, Layout, clip_per_member
+from ensemblekit.spec.optimizers import ELEMENTWISE, Optimizer, optimizer_classes, optimizer_section
 
 SHAPES = {
     "weight": (4, 3, 3, 3),
@@ -29,9 +28,8 @@ def tensors(channels_last: bool = False) -> dict[str, Tensor]:
     }
 
 
-def settings(name: str, elementwise: bool = True) -> Settings:
-    section = optimizer_section(name).from_table({"name": name, "lr": 0.01})
-    return Settings(torch.device("cpu"), section.build, elementwise=elementwise)
+def optimizer(name: str) -> Optimizer:
+    return optimizer_section(name).from_table({"name": name, "lr": 0.01})
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -54,11 +52,17 @@ def test_gradients_of_another_order_in_memory_land_on_their_own_elements():
         assert torch.equal(view, given[name])
 
 
-@pytest.mark.parametrize("name", sorted(set(optimizer_classes()) - {"adafactor"}))
+def test_an_optimizer_that_is_not_known_to_be_elementwise_gets_every_parameter_by_itself(monkeypatch):
+    monkeypatch.delitem(ELEMENTWISE, "adam")
+    assert len(FlatParameters(tensors(), optimizer("adam")).optimized) == len(SHAPES)
+    assert set(ELEMENTWISE) <= set(optimizer_classes())
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
 def test_every_optimizer_gives_the_same_numbers_on_the_flat_tensor(name):
     one_by_one = [value.clone().requires_grad_() for value in tensors().values()]
     reference = optimizer_section(name).from_table({"name": name, "lr": 0.01}).build(one_by_one)
-    joined = Parameters(tensors(), settings(name))
+    joined = FlatParameters(tensors(), optimizer(name))
     for step in range(4):
         generator = torch.Generator().manual_seed(step)
         gradients = [torch.randn(value.shape, generator=generator) for value in one_by_one]
@@ -69,17 +73,16 @@ def test_every_optimizer_gives_the_same_numbers_on_the_flat_tensor(name):
     torch.testing.assert_close(list(joined.tensors.values()), [v.detach() for v in one_by_one], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("elementwise", [True, False])
 @pytest.mark.parametrize("name", ["adabelief", "adam", "sgd", "nadam", "asgd"])
-def test_the_state_by_names_can_be_loaded_and_training_goes_on_alike(name, elementwise):
+def test_the_state_by_names_can_be_loaded_and_training_continues_identically(name):
     def gradients(step: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(step)
         return [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
 
-    first = Parameters(tensors(), settings(name, elementwise))
+    first = FlatParameters(tensors(), optimizer(name))
     for step in range(3):
         first.step(gradients(step), 0.01)
-    second = Parameters({key: value.clone() for key, value in first.tensors.items()}, settings(name, elementwise))
+    second = FlatParameters({key: value.clone() for key, value in first.tensors.items()}, optimizer(name))
     second.load_state(first.state())
     for step in range(3, 6):
         first.step(gradients(step), 0.01)
@@ -89,39 +92,39 @@ def test_the_state_by_names_can_be_loaded_and_training_goes_on_alike(name, eleme
 
 
 def test_an_optimizer_that_looks_at_whole_parameters_sees_them():
-    parameters = Parameters(tensors(), settings("adafactor", elementwise=False))
+    parameters = FlatParameters(tensors(), optimizer("adafactor"))
     assert [value.shape for value in parameters.optimized] == [torch.Size(shape) for shape in SHAPES.values()]
-    assert len(Parameters(tensors(), settings("adam")).optimized) == 1
+    assert len(FlatParameters(tensors(), optimizer("adam")).optimized) == 1
 
 
 def test_parameters_of_several_types_are_not_joined():
     mixed = {"single": torch.ones(2), "double": torch.ones(2, dtype=torch.float64)}
-    parameters = Parameters(mixed, settings("sgd"))
+    parameters = FlatParameters(mixed, optimizer("sgd"))
     parameters.step([torch.ones(2), torch.ones(2, dtype=torch.float64)], 0.5)
     assert parameters.tensors["double"].dtype == torch.float64
     assert parameters.tensors["single"].tolist() == [0.5, 0.5]
 
 
 def test_the_state_before_the_first_step_is_empty():
-    parameters = Parameters(tensors(), settings("adam"))
+    parameters = FlatParameters(tensors(), optimizer("adam"))
     assert parameters.state() == {}
     parameters.load_state({})
 
 
 def test_each_members_gradient_is_clipped_as_torch_does_for_one():
     gradients = [torch.randn(3, 4, 5), torch.randn(3, 7)]
-    found = clipped(gradients, 0.5)
+    found = clip_per_member(gradients, 0.5)
     for member in range(3):
         network = [nn.Parameter(torch.zeros_like(gradient[member])) for gradient in gradients]
         for parameter, gradient in zip(network, gradients, strict=True):
             parameter.grad = gradient[member].clone()
         nn.utils.clip_grad_norm_(network, 0.5)
         torch.testing.assert_close([gradient[member] for gradient in found], [value.grad for value in network])
-    assert clipped(gradients, None) is gradients
+    assert clip_per_member(gradients, None) is gradients
 
 
 def test_gradients_of_single_numbers_are_clipped_too():
     gradients = [torch.tensor([3.0, 0.3]), torch.tensor([[4.0], [0.4]])]
-    scalars, vectors = clipped(gradients, 1.0)
+    scalars, vectors = clip_per_member(gradients, 1.0)
     torch.testing.assert_close(scalars, torch.tensor([0.6, 0.3]))
     torch.testing.assert_close(vectors, torch.tensor([[0.8], [0.4]]))

@@ -12,7 +12,7 @@ import ensemblekit as ek
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members import folding as inference
 from ensemblekit.members.build import build_member, build_members
-from ensemblekit.members.folding import HalvingPool, ReadyMember, folded
+from ensemblekit.members.folding import FoldedMember, MaxPoolWithoutIndices, folded
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -92,7 +92,7 @@ def test_what_is_not_sure_to_be_valid_is_not_folded(make):
 def test_a_pooling_that_halves_images_gives_the_same_bits(size, layout):
     pool = nn.Sequential(nn.MaxPool2d(2))
     twin, _ = folded(pool)
-    assert isinstance(twin[0], HalvingPool)
+    assert isinstance(twin[0], MaxPoolWithoutIndices)
     images = torch.randn(5, 3, *size).to(memory_format=layout)
     images[0, 0, 0, 0] = float("nan")
     found, expected = twin(images), pool(images)
@@ -125,7 +125,7 @@ def test_a_large_batch_is_taken_in_pieces_that_give_the_whole(channels_last, mon
     network = trained(build_member(ek.models()["resnet"].load()(width=4, blocks=2), (3, 8, 8), 5, 0, 0), (3, 8, 8))
     monkeypatch.setattr(inference, "CHUNK_BYTES", 10 * 3 * 8 * 8 * 8)
     sizes = []
-    ready = ReadyMember(network, channels_last)
+    ready = FoldedMember(network, channels_last)
     ready.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     inputs = torch.randn(23, 3, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(ready(inputs)[0], network(inputs), rtol=1e-12, atol=1e-12)

@@ -13,9 +13,9 @@ from ensemblekit.members.stochastic import (
     Dropout,
     Noise,
     first_call,
-    noise_of_pass,
-    set_noise_step,
-    with_own_noise,
+    make_reproducible,
+    set_training_step,
+    stochastic_pass,
 )
 
 SIZE = torch.Size([100_000])
@@ -23,8 +23,8 @@ SIZE = torch.Size([100_000])
 
 def layer(member: int = 0, step: int = 0) -> Noise:
     noise = Noise()
-    with_own_noise(noise, seed=0, member=member)
-    set_noise_step([noise], step)
+    make_reproducible(noise, seed=0, member=member)
+    set_training_step([noise], step)
     return noise
 
 
@@ -49,7 +49,7 @@ def test_numbers_are_a_function_of_key_step_and_place():
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
     dropout = Dropout(0.3)
-    with_own_noise(dropout, seed=0, member=0)
+    make_reproducible(dropout, seed=0, member=0)
     outputs = dropout(torch.ones(SIZE))
     assert abs((outputs == 0).float().mean().item() - 0.3) < 0.01
     assert abs(outputs.mean().item() - 1) < 0.01
@@ -57,7 +57,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
 
 
 def test_every_dropout_of_a_network_is_replaced_and_has_a_key_of_its_own():
-    network = with_own_noise(nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))), 0, 0)
+    network = make_reproducible(nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1))), 0, 0)
     layers = [module for module in network.modules() if isinstance(module, Dropout)]
     assert [module.p for module in layers] == [0.5, 0.1]
     assert layers[0].noise_key != layers[1].noise_key
@@ -70,7 +70,7 @@ def test_stacked_members_draw_what_they_draw_by_themselves():
     parameters, buffers = stack_module_state(members)
     stacked = vmap(lambda b: functional_call(_Draw(members[0]), {f"noise.{k}": v for k, v in b.items()}, ()))(buffers)
     assert not parameters
-    set_noise_step(members, 0)
+    set_training_step(members, 0)
     assert torch.equal(stacked, torch.stack([member.uniform(torch.Size([50])) for member in members]))
 
 
@@ -84,16 +84,16 @@ class _Draw(nn.Module):
 
 
 def test_a_network_in_a_loop_of_ones_own_draws_new_numbers_at_each_call():
-    dropout = with_own_noise(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0)
+    dropout = make_reproducible(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0)
     first, second = dropout(torch.ones(100)), dropout(torch.ones(100))
     assert not torch.equal(first, second)
 
 
 def test_a_pass_in_evaluation_draws_the_same_for_all_samples_and_whenever_it_is_made():
-    network = with_own_noise(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0).eval()
+    network = make_reproducible(nn.Sequential(nn.Dropout(0.5)), seed=0, member=0).eval()
 
     def drawn(number: int, batch: int) -> torch.Tensor:
-        with noise_of_pass(network, number):
+        with stochastic_pass(network, number):
             return network(torch.ones(batch, 50))
 
     first = drawn(3, 1)
@@ -105,10 +105,10 @@ def test_a_pass_in_evaluation_draws_the_same_for_all_samples_and_whenever_it_is_
 
 def test_passes_have_numbers_that_training_never_has_and_leave_its_own_as_they_were():
     noise = layer(step=5)
-    with noise_of_pass(noise, 0):
+    with stochastic_pass(noise, 0):
         in_pass = noise.uniform(torch.Size([1, *SIZE]))[0]
     assert torch.equal(noise.uniform(SIZE), layer(step=5).uniform(SIZE))
-    with noise_of_pass(noise, 1):
+    with stochastic_pass(noise, 1):
         other = noise.uniform(torch.Size([1, *SIZE]))[0]
     drawn = torch.stack([in_pass, other, layer().uniform(SIZE), layer(step=1).uniform(SIZE), layer(1).uniform(SIZE)])
     assert torch.corrcoef(drawn.double()).fill_diagonal_(0).abs().max() < 0.015
@@ -117,7 +117,7 @@ def test_passes_have_numbers_that_training_never_has_and_leave_its_own_as_they_w
 
 def test_a_layer_that_is_called_twice_in_a_pass_draws_anew():
     noise = layer()
-    with noise_of_pass(noise, 0):
+    with stochastic_pass(noise, 0):
         first, second = (noise.uniform(torch.Size([2, 50])) for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(first[0], first[1])
@@ -125,7 +125,7 @@ def test_a_layer_that_is_called_twice_in_a_pass_draws_anew():
 
 def test_a_pass_that_fails_leaves_no_noise_behind():
     noise = layer().eval()
-    with pytest.raises(ZeroDivisionError), noise_of_pass(noise, 0):
+    with pytest.raises(ZeroDivisionError), stochastic_pass(noise, 0):
         raise ZeroDivisionError
     assert not noise.draws
 

@@ -309,14 +309,14 @@ def test_one_of_many_racing_processes_gets_the_lock_and_the_others_name_it(run, 
         assert answers["loser"] == [winner] * 19
     assert created == 1
     new = RunDirectory.open(tmp_path / "new")
-    assert new.spec_text == f"seed = {new.environment['number']}\n"
+    assert (new.path / "spec.toml").read_text() == f"seed = {new.environment['number']}\n"
     new.check_spec_unchanged()
     assert content(run.path / "checkpoints") == before
 
 
 READERS: list[Callable[[RunDirectory], Any]] = [
     lambda run: RunDirectory.open(run.path),
-    lambda run: run.spec_text,
+    lambda run: (run.status, run.error, run.checkpoint_epochs),
     RunDirectory.check_spec_unchanged,
     lambda run: run.environment,
     RunDirectory.read_metrics,

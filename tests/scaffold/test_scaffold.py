@@ -21,13 +21,12 @@ from helpers.environments import environment_variables, new_environment
 from helpers.places import ROOT
 
 import ensemblekit as ek
-from ensemblekit.core.registry import GROUPS
-from ensemblekit.scaffold.kinds import SUMMARIES
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.scaffold.names import Names
 
-KINDS = tuple(SUMMARIES)
+TEMPLATED = [kind.name for kind in KINDS.values() if kind.template]
 
-EXAMPLES = {kind: f"ekexample-new-{kind}" for kind in KINDS}
+EXAMPLES = {kind: f"ekexample-new-{kind}" for kind in TEMPLATED}
 TEMPLATES = sorted((ROOT / "ensemblekit" / "scaffold" / "templates").rglob("*.template"))
 
 
@@ -66,7 +65,7 @@ def tried(tmp_path_factory) -> Iterator[dict[str, Future[Tried]]]:
         yield {kind: pool.submit(try_out, kind, name, tmp_path_factory.mktemp(kind)) for kind, name in EXAMPLES.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPLATED)
 def test_a_new_package_installs_passes_its_tests_and_trains_by_the_line_that_is_printed(kind, tried):
     package, name = tried[kind].result(), EXAMPLES[kind]
     assert package.line == f"pip install -e {name} && pytest {name} && ensemblekit train {name}/spec.toml"
@@ -84,7 +83,7 @@ def test_the_example_extension_writes_its_lines_where_the_spec_says(tried):
     assert [line.split(",")[0] for line in lines if ",test_accuracy," in line] == [str(epoch) for epoch in range(1, 11)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPLATED)
 def test_a_new_package_is_documented_and_clean_by_the_projects_own_rules(kind, tmp_path):
     made = json.loads(run("soft-min", "--kind", kind, "--dir", str(tmp_path), "--json").stdout)
     package = Path(made["directory"])
@@ -103,19 +102,19 @@ def test_a_new_package_is_documented_and_clean_by_the_projects_own_rules(kind, t
     assert not any(str(tmp_path) in Path(file).read_text() for file in made["files"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPLATED)
 def test_the_entry_point_is_in_the_group_of_the_kind(kind, tmp_path):
     assert run("SoftMin", "--kind", kind, "--dir", str(tmp_path)).exit_code == 0
     project = tomllib.loads((tmp_path / "SoftMin" / "pyproject.toml").read_text())["project"]
     assert (project["name"], project["version"]) == ("soft-min", "0.1.0")
-    assert project["entry-points"] == {GROUPS[kind]: {"soft_min": "soft_min:SoftMin"}}
+    assert project["entry-points"] == {KINDS[kind].group: {"soft_min": "soft_min:SoftMin"}}
     assert project["dependencies"] == [f"ensemblekit>={ek.__version__}"]
     assert project["optional-dependencies"]["dev"] == ["pytest>=8"]
     assert not {"authors", "license"} & set(project)
 
 
 def test_every_kind_of_the_command_has_its_templates():
-    assert {path.parent.name for path in TEMPLATES} == {"common", *KINDS}
+    assert {path.parent.name for path in TEMPLATES} == {"common", *TEMPLATED}
 
 
 @pytest.mark.parametrize(

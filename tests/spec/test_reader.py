@@ -211,7 +211,7 @@ def test_overrides_reach_into_tables_lists_and_names(registry):
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("method.lambda", "method.0.name"), ("method.5.lambda", "method.0.name"), ("seed.x", "a value and not a table")],
+    [("method.lambda", "method.0.name"), ("method.5.lambda", "method.0.name"), ("seed.x", "a value, not a table")],
 )
 def test_an_override_that_fits_nowhere_is_a_problem(registry, path, expected):
     assert any(expected in text for text in problems(FULL, registry, {path: 1}).values())
@@ -251,7 +251,7 @@ def test_a_missing_file_and_a_directory_are_errors(registry, tmp_path):
 
 def test_values_that_toml_does_not_have_are_problems(tables, registry):
     tables["model"]["bias"] = object()
-    assert "not plain values" in problems(tables, registry)["model"]
+    assert "cannot be written as TOML" in problems(tables, registry)["model"]
 
 
 def test_the_public_function_takes_a_file_overrides_and_local_plugins(tmp_path):
@@ -286,7 +286,7 @@ def test_without_groups_every_member_has_the_same_model(tables, registry):
 
 
 GROUP_MISTAKES = [
-    ({"members": 4, "groups": [{"members": 3}]}, "ensemble.members", "the groups make 3 members"),
+    ({"members": 4, "groups": [{"members": 3}]}, "ensemble.members", "the groups imply 3 members"),
     ({"groups": {"members": 3}}, "ensemble.groups", "not a list of tables"),
     ({"groups": [3]}, "ensemble.groups.0", "not a table"),
     ({"groups": [{"membrs": 3}]}, "ensemble.groups.0.membrs", 'did you mean "members"?'),

@@ -12,7 +12,7 @@ from helpers.places import ROOT
 
 import ensemblekit as ek
 from ensemblekit.cli import main
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.members.build import build_members
 
 SPECS = sorted((ROOT / "specs").rglob("*.toml"))
@@ -53,7 +53,7 @@ def test_every_method_has_a_spec_for_cifar100():
 def test_the_papers_settings_are_those_of_the_paper():
     for path in (ROOT / "specs" / "cifar100").glob("*.toml"):
         spec = ek.load_spec(path)
-        passes = Objective(spec.methods, spec.loss).passes(spec.ensemble.members) or 1
+        passes = RunHooks(spec.methods).passes(spec.ensemble.members) or 1
         assert (spec.training.epochs, spec.training.batch_size, passes * spec.ensemble.members) == (100, 128, 16)
         assert (spec.optimizer.name, spec.optimizer.lr, spec.optimizer.eps) == ("adabelief", 1e-3, 1e-12)
         assert [spec.schedule.factor(epoch, 100) for epoch in (0, 24, 25, 50, 75)] == [1, 1, 0.5, 0.25, 0.125]

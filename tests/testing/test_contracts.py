@@ -14,12 +14,12 @@ from helpers.broken_others import GoodData
 from PIL import Image
 
 import ensemblekit as ek
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.plugin import Plugin
-from ensemblekit.core.registry import GROUPS, discover
+from ensemblekit.core.registry import discover
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.testing import run_contract
 from ensemblekit.testing.common import PluginContract
-from ensemblekit.testing.contracts import CONTRACTS
 from ensemblekit.testing.dataset import DatasetContract
 
 OTHER_PARAMETERS = {
@@ -51,7 +51,7 @@ WHOLE_CONTRACT = {check.name for check in DatasetContract(GoodData()).select(Plu
 
 def plugins() -> Iterator[Plugin]:
     registry = discover()
-    for kind in GROUPS:
+    for kind in KINDS:
         for name, info in registry.plugins(kind).items():
             if name in NEED_FILES:
                 continue
@@ -109,7 +109,7 @@ def test_every_installed_plugin_passes_its_contract(plugin, monkeypatch):
 
 
 def test_no_kind_of_plugin_is_left_out():
-    assert {plugin.kind for plugin in plugins()} == set(GROUPS) == set(CONTRACTS)
+    assert {plugin.kind for plugin in plugins()} == set(KINDS)
     assert {plugin.name for plugin in plugins()} | NEED_FILES == {info.name for info in discover()}
 
 

@@ -44,7 +44,9 @@ def test_a_class_stands_for_its_defaults_and_its_required_parameters_are_named()
 
         strength: float
 
-    with pytest.raises(UsageError, match=r"Needy has required parameters: strength; .*contract\(Needy\(strength=…\)\)"):
+    with pytest.raises(
+        UsageError, match=r"(?s)Needy has required parameters: strength.*contract\(Needy\(strength=…\)\)"
+    ):
         contract(Needy)
     (result,) = run_contract(Needy)
     assert (result.passed, "strength" in result.message) == (False, True)

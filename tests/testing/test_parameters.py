@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ensemblekit import Loss, hookimpl
 from ensemblekit.core.plugin import Plugin
-from ensemblekit.engines import ENGINES
+from ensemblekit.spec.sections import ENGINES
 from ensemblekit.testing import contract
 from ensemblekit.testing.toy_run import toy_registry, toy_spec, train_with_every_engine
 

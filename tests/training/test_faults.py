@@ -18,8 +18,7 @@ from click.testing import CliRunner, Result
 
 from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.cli import main
-from ensemblekit.core.errors import EnsemblekitError, ResourceError
-from ensemblekit.core.faults import explained, is_out_of_memory
+from ensemblekit.core.errors import EnsemblekitError, ResourceError, explain, is_out_of_memory
 
 SPEC = """
 [data]
@@ -60,11 +59,15 @@ def run(*arguments: str) -> Result:
         (
             METHOD.format(LOSS + "raise KeyError('lost')"),
             "method",
-            ("KeyError: 'lost'", "member_loss() of", "bad.py, line 7"),
+            ("KeyError: 'lost'", "member_loss() in", "bad.py, line 7"),
         ),
-        (METHOD.format(LOSS + "raise SystemExit(0)"), "method", ("SystemExit: 0", "member_loss() of")),
-        (METHOD.format(LOSS + "return outputs.detach().mean(-1)"), "method", ("nothing can be learnt", "detach()")),
-        (METHOD.format("learning_rate(self, base):\n        return -base"), "method", ("returned -0.001", "negative")),
+        (METHOD.format(LOSS + "raise SystemExit(0)"), "method", ("SystemExit: 0", "member_loss() in")),
+        (METHOD.format(LOSS + "return outputs.detach().mean(-1)"), "method", ("nothing can be learned", "detach()")),
+        (
+            METHOD.format("learning_rate(self, base):\n        return -base"),
+            "method",
+            ("returned -0.001", "at least 0"),
+        ),
         (
             METHOD.format("select_members(self, outputs):\n        return outputs.argmin(0)[:, 0]"),
             "method",
@@ -99,7 +102,7 @@ def run(*arguments: str) -> Result:
             "        pair = (torch.zeros(9, 1, 8, 8), torch.arange(9))\n"
             "        return Splits(pair, pair, DataInfo('classification', (1, 8, 8), 9))\n",
             "data",
-            ("9 classes", "3 classes", "make both say the same"),
+            ("9 classes", "3 classes", "make both equal"),
         ),
     ],
     ids=range(11),
@@ -126,7 +129,7 @@ def test_what_no_plugin_has_done_is_told_apart():
     try:
         json.loads("{")
     except ValueError as error:
-        told = explained(error)
+        told = explain(error)
     assert type(told) is EnsemblekitError
     assert told.exit_code == 1
     assert "please report it" in told.fix
@@ -142,7 +145,7 @@ def test_what_no_plugin_has_done_is_told_apart():
 )
 def test_memory_that_ran_out_is_known_in_every_form(error, ran_out):
     assert is_out_of_memory(error) == ran_out
-    assert isinstance(explained(error), ResourceError) == ran_out
+    assert isinstance(explain(error), ResourceError) == ran_out
 
 
 def test_a_run_that_does_not_fit_into_memory_says_what_to_lower(spec):
@@ -173,14 +176,14 @@ def test_a_file_of_a_run_that_has_another_form_is_named(spec, file, change, verb
     path.write_text(json.dumps(table))
     result = run(verb, "run")
     assert result.exit_code == 5, result.stderr
-    assert "damaged: not of the form" in result.stderr.splitlines()[-1]
+    assert "damaged: unexpected structure" in result.stderr.splitlines()[-1]
     assert file in result.stderr
 
 
 def test_a_batch_of_one_sample_is_refused_where_batch_norm_is(spec):
     result = run("train", str(spec), "--set", "training.batch_size=1", "--out", "run")
     assert result.exit_code == 2
-    assert "batch norm cannot learn from a batch of a single sample; training.batch_size" in result.stderr
+    assert "batch norm cannot be trained on a batch of a single sample; training.batch_size" in result.stderr
     plain = ["--set", "training.batch_size=1", "--set", "model.batch_norm=false", "--quiet"]
     assert run("train", str(spec), *plain, "--out", "run").exit_code == 0
 

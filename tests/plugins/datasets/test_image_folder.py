@@ -79,7 +79,7 @@ def error_of(path: Path, **parameters) -> str:
     with pytest.raises(DataError) as raised:
         ImageFolder(path=path, **parameters).load(0)
     assert raised.value.exit_code == 3
-    return str(raised.value)
+    return raised.value.line
 
 
 @every_form

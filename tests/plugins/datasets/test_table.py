@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -159,27 +160,28 @@ BAD_ROWS = {
 
 @pytest.mark.parametrize(("train", "message"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
 def test_bad_tables_are_rejected_with_their_location(write: Any, train: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError) as raised:
         fixed_table(write, train).load(0)
+    assert re.search(message, raised.value.line)
 
 
 def test_test_rows_must_be_of_the_kinds_of_the_training_rows(write: Any) -> None:
-    with pytest.raises(DataError, match=r"expected a number, got 'tall'; .*test.csv, line 2, column \"height\""):
+    with pytest.raises(DataError, match=r"(?s)expected a number, got 'tall'.*.*test.csv, line 2, column \"height\""):
         fixed_table(write, test=TEST.replace("3.0", "tall")).load(0)
-    with pytest.raises(DataError, match=r'one of bird, cat, dog, got cow; .*test.csv, line 2, column "kind"'):
+    with pytest.raises(DataError, match=r'(?s)one of bird, cat, dog, got cow.*.*test.csv, line 2, column "kind"'):
         fixed_table(write, test=TEST.replace("dog", "cow")).load(0)
-    with pytest.raises(DataError, match=r'expected a column "weight", got height, colour, mass, kind; .*test.csv'):
+    with pytest.raises(DataError, match=r'(?s)expected a column "weight", got height, colour, mass, kind.*.*test.csv'):
         fixed_table(write, test=TEST.replace("weight", "mass")).load(0)
 
 
 def test_real_targets_must_be_numbers(write: Any) -> None:
     path = write("x,y\n1,2\n2,much\n3,4\n")
-    with pytest.raises(DataError, match=r"expected a number, got 'much'; .*line 3, column \"y\""):
+    with pytest.raises(DataError, match=r"(?s)expected a number, got 'much'.*.*line 3, column \"y\""):
         Table(path=path, target="y", task="regression").load(0)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot be read: No such file or directory; .*nowhere.csv"):
+    with pytest.raises(DataError, match=r"(?s)cannot be read: No such file or directory.*.*nowhere.csv"):
         Table(path=tmp_path / "nowhere.csv", target="y").load(0)
     with pytest.raises(DataError, match=r'expected a .csv or .npz file, got "table.xlsx"'):
         Table(path=tmp_path / "table.xlsx", target="y").load(0)
@@ -210,8 +212,9 @@ def test_nothing_pickled_in_an_npz_file_is_run(tmp_path: Path) -> None:
 )
 def test_arrays_that_are_not_a_table_are_rejected(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     np.savez(tmp_path / "table.npz", **arrays)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError) as raised:
         Table(path=tmp_path / "table.npz", target="y").load(0)
+    assert re.search(message, raised.value.line)
 
 
 def test_a_classification_of_several_columns_is_rejected() -> None:

@@ -13,7 +13,7 @@ from ensemblekit_extensions.tensorboard import TensorBoard
 
 from ensemblekit import PluginError
 from ensemblekit.cli import main
-from ensemblekit.core.hooks import hook_manager
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.registry import discover
 
 
@@ -49,7 +49,8 @@ def opened(monkeypatch) -> list[FakeWriter]:
 
 
 def test_every_number_of_every_epoch_is_written(opened):
-    hooks = hook_manager([TensorBoard(directory=Path("curves"))]).hook
+    hooks = RunHooks([TensorBoard(directory=Path("curves"))]).call
+    start(hooks)
     rows = [
         {
             "epoch": epoch,
@@ -61,7 +62,6 @@ def test_every_number_of_every_epoch_is_written(opened):
         for epoch in (1, 2)
     ]
     for row in rows:
-        hooks.epoch_started(ensemble=None, epoch=row["epoch"], num_epochs=2, num_members=3)
         hooks.epoch_finished(epoch=row["epoch"], num_epochs=2, metrics=row)
     (writer,) = opened
     assert writer.log_dir == "curves"
@@ -73,7 +73,18 @@ def test_every_number_of_every_epoch_is_written(opened):
     ]
     assert writer.flushed == 4
     assert not writer.closed
-    hooks.run_finished(metrics={})
+
+
+def start(hooks) -> None:
+    hooks.run_started(spec=None, path=Path("run"), plan=[])
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
+def test_the_files_are_closed_however_the_run_ends(opened, status):
+    hooks = RunHooks([TensorBoard()]).call
+    start(hooks)
+    hooks.run_ended(status=status, metrics={}, members=[], seconds={}, error=None)
+    (writer,) = opened
     assert writer.closed
 
 
@@ -84,9 +95,9 @@ def test_nothing_is_written_before_training_starts(opened):
 
 def test_a_missing_package_is_found_before_the_first_step_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # importing it is now an ImportError
-    hooks = hook_manager([TensorBoard()]).hook
+    hooks = RunHooks([TensorBoard()]).call
     with pytest.raises(PluginError, match=r"pip install 'ensemblekit\[tensorboard\]'") as caught:
-        hooks.epoch_started(ensemble=None, epoch=1, num_epochs=2, num_members=3)
+        start(hooks)
     assert caught.value.exit_code == 4
 
 

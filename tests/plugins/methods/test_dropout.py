@@ -16,10 +16,13 @@ import ensemblekit as ek
 from ensemblekit.cli import main
 from ensemblekit.core.errors import SpecError, UsageError
 from ensemblekit.core.objective import Objective
-from ensemblekit.engines import ENGINES, Settings, Slot
+from ensemblekit.engines.base import EngineSettings
+from ensemblekit.engines.selection import engine_class
 from ensemblekit.members.build import build_members
-from ensemblekit.members.stochastic import noise_of_pass, with_own_noise
+from ensemblekit.members.state import MemberState
+from ensemblekit.members.stochastic import make_reproducible, stochastic_pass
 from ensemblekit.spec.optimizers import optimizer_section
+from ensemblekit.spec.sections import ENGINES
 
 S, M, B, SHAPE, C = 5, 3, 8, (1, 8, 8), 3
 MODELS = {
@@ -44,8 +47,8 @@ def tables(method: object = None, **changes) -> dict:
 
 
 def engine(name: str, networks: list[nn.Module], model: ek.Model, passes: int | None = S):
-    slots = [Slot(network, model, member) for member, network in enumerate(networks)]
-    return ENGINES[name](slots, Objective([], ek.MSE()), Settings(torch.device("cpu"), SGD.build, passes=passes))
+    slots = [MemberState(network, model, member) for member, network in enumerate(networks)]
+    return engine_class(name)(slots, Objective([], ek.MSE()), EngineSettings(torch.device("cpu"), SGD, passes=passes))
 
 
 def members(name: str) -> tuple[list[nn.Module], ek.Model]:
@@ -107,7 +110,7 @@ def test_all_engines_and_the_ensemble_make_the_same_passes_and_no_two_passes_are
 @pytest.mark.parametrize("way", sorted(ENGINES))
 def test_a_pass_is_the_network_without_the_units_it_drops(way):
     networks = [nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, C)) for _ in range(M)]
-    networks = [with_own_noise(network, 0, member) for member, network in enumerate(networks)]
+    networks = [make_reproducible(network, 0, member) for member, network in enumerate(networks)]
     weights = torch.stack([network[2].weight.detach().clone() for network in networks])
     biases = torch.stack([network[2].bias.detach().clone() for network in networks])
     running = engine(way, networks, ek.models()["mlp"].load()())
@@ -139,12 +142,12 @@ def test_layers_before_the_first_stochastic_one_run_once_and_their_output_is_not
             return self.dropout(features.mul_(2))
 
     networks = [nn.Sequential(Counting(), InPlace(), nn.Linear(64, C)) for _ in range(M)]
-    networks = [with_own_noise(network, 0, member).eval() for member, network in enumerate(networks)]
+    networks = [make_reproducible(network, 0, member).eval() for member, network in enumerate(networks)]
     expected = []
     with torch.no_grad():
         for number in range(S):
             for network in networks:
-                with noise_of_pass(network, number):
+                with stochastic_pass(network, number):
                     expected.append(network(inputs()))
     Counting.runs = 0
     if way in ENGINES:
@@ -175,7 +178,7 @@ def test_threads_may_call_an_ensemble_at_the_same_time(tmp_path):
 def test_many_passes_of_a_linear_layer_have_the_mean_and_the_variance_of_the_closed_form():
     """E h = w x + b, the weight-scaled output, and Var h = p / (1 - p) Σ_j (w_j x_j)²."""
     passes, p = 4000, 0.3
-    network = with_own_noise(nn.Sequential(nn.Flatten(), nn.Dropout(p), nn.Linear(64, C)), seed=0, member=0).double()
+    network = make_reproducible(nn.Sequential(nn.Flatten(), nn.Dropout(p), nn.Linear(64, C)), seed=0, member=0).double()
     running = engine("stacked", [network], ek.models()["mlp"].load()(), passes)
     images = inputs(2).double()
     outputs = running.predict(images)
@@ -304,7 +307,7 @@ def test_a_dropout_of_zero_is_found_in_the_spec(tmp_path):
     ids=lambda model: model["name"],
 )
 def test_a_network_without_stochastic_layers_is_rejected_before_training(model, tmp_path):
-    with pytest.raises(UsageError, match=rf'passes .* equal.*"{model["name"]}".*model\.dropout') as error:
+    with pytest.raises(UsageError, match=rf'(?s)stochastic model, but "{model["name"]}".*model\.dropout') as error:
         ek.train(tables(model=model), tmp_path / "run", progress=False)
     assert error.value.exit_code == 2
     assert not (tmp_path / "run").exists()
@@ -317,8 +320,8 @@ def test_compiled_networks_make_the_same_passes(way, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns about itself
         networks, model = members("mlp")
-        settings = Settings(torch.device("cpu"), SGD.build, passes=S, compile=True)
-        slots = [Slot(network, model, member) for member, network in enumerate(networks)]
-        compiled = ENGINES[way](slots, Objective([], ek.MSE()), settings).predict(inputs())
+        settings = EngineSettings(torch.device("cpu"), SGD, passes=S, compile=True)
+        slots = [MemberState(network, model, member) for member, network in enumerate(networks)]
+        compiled = engine_class(way)(slots, Objective([], ek.MSE()), settings).predict(inputs())
     plain = engine(way, members("mlp")[0], model).predict(inputs())
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import ensemblekit as ek
-from ensemblekit.core.hooks import hook_manager
+from ensemblekit.core.hooks import RunHooks
 
 
 class StandIn:
@@ -32,10 +32,10 @@ class StandIn:
 
 
 def run(method: ek.Method, num_members: int, num_epochs: int) -> StandIn:
-    hooks = hook_manager([method]).hook
+    hooks = RunHooks([method]).call
     ensemble = StandIn(hooks.members_at_start(num_members=num_members))
     for epoch in range(1, num_epochs + 1):
-        hooks.epoch_started(ensemble=ensemble, epoch=epoch, num_epochs=num_epochs, num_members=num_members)
+        hooks.epoch_started(ensemble=ensemble, epoch=epoch, num_epochs=num_epochs, num_members=num_members, num_steps=1)
         for member in ensemble.members:
             member["trained"] += not member["frozen"]
     return ensemble

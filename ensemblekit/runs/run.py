@@ -1,0 +1,103 @@
+"""A run as its directory shows it: finished or not, opened without locking or training it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemblekit.core.errors import PluginError, RunError, SpecError
+from ensemblekit.core.registry import Registry
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.sections import Spec
+
+if TYPE_CHECKING:
+    from ensemblekit.inference.ensemble import Ensemble
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, opened for reading."""
+
+    path: Path
+    spec: Spec
+    """The resolved spec: it names the engine and the device that the run uses."""
+    status: str
+    """"finished", "running", "interrupted" or "failed"."""
+    metrics: dict[str, Any]
+    """The final metrics on the test data, such as `test_accuracy`; empty unless the run has finished."""
+    members: list[dict[str, Any]]
+    """The final metrics of each member; empty unless the run has finished."""
+    history: list[dict[str, Any]]
+    """The metrics of each epoch: the lines of metrics.jsonl."""
+    environment: dict[str, Any]
+    """Versions, plugins, device, engine and times."""
+    checkpoints: list[int]
+    """The epochs that have a checkpoint."""
+    error: str | None = None
+    """Why the run failed."""
+    load_ensemble: Callable[[], Ensemble] | None = field(default=None, repr=False)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent on `start`, `training`, `evaluation` and `checkpoints`, since the last resume."""
+        seconds: dict[str, float] = self.environment.get("seconds", {})
+        return seconds
+
+    @cached_property
+    def ensemble(self) -> Ensemble:
+        """The trained ensemble; a `RunError` if the run has not finished."""
+        assert self.load_ensemble is not None
+        return self.load_ensemble()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.status}, {len(self.history)} epochs)"
+
+
+def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callable[[], Ensemble]) -> Run:
+    """Read everything about a run except its weights."""
+    result = directory.read_result()
+    with as_written(directory.path / "result.json"):
+        metrics = dict(result["metrics"]) if result is not None else {}
+        members = list(result["members"]) if result is not None else []
+    return Run(
+        path=directory.path,
+        spec=read_spec(directory, registry),
+        status=directory.status,
+        metrics=metrics,
+        members=members,
+        history=directory.read_metrics(),
+        environment=directory.environment,
+        checkpoints=directory.checkpoint_epochs,
+        error=directory.error,
+        load_ensemble=load_ensemble,
+    )
+
+
+def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
+    """Read the spec of a run; a missing plugin is named with the package that provided it."""
+    with as_written(directory.path / "environment.json"):
+        used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
+    for kind, name, package in used:
+        registry.get(kind, name, package=package)
+    try:
+        return load_spec(directory.path / "spec.toml", None, registry)
+    except SpecError as error:
+        for problem in error.problems:
+            if problem.code == "unknown_plugin":
+                raise PluginError(problem.what, f"{problem.path} of {directory.path}", problem.fix) from error
+        raise RunError(error.what, error.where, error.fix, path=str(directory.path)) from error
+
+
+@contextmanager
+def as_written(file: Path) -> Iterator[None]:
+    """Raise a `RunError` if the content of a file does not have the structure in which runs write it."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        what = f"damaged: unexpected structure ({type(error).__name__}: {error})"
+        raise RunError(what, str(file), "restore the file", path=str(file)) from error

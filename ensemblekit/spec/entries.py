@@ -1,0 +1,286 @@
+"""How each part of a spec is read, written, described in the JSON Schema and shown in an overview: one class each.
+
+`Spec` in sections.py says which part has which entry; reader, `to_dict`, schema and overview all go through them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ensemblekit.core.errors import PluginError
+from ensemblekit.core.parameters import short, toml_value
+from ensemblekit.core.plugin import Method, Model, Plugin, Section
+from ensemblekit.core.verification import implemented_hooks
+from ensemblekit.spec.reading import Reader
+
+if TYPE_CHECKING:
+    from ensemblekit.spec.schema import SchemaBuilder
+
+MISSING: Any = object()
+"""Stands for a key that a spec does not have."""
+Rows = Iterator[tuple[str, str]]
+"""Lines of an overview: a label and a text."""
+
+
+@dataclass(frozen=True)
+class Entry(ABC):
+    """One part of a spec: an attribute of `Spec`, and a key in a TOML file."""
+
+    path: str
+    """The dotted path of its key."""
+    required: bool = False
+
+    @abstractmethod
+    def read(self, reader: Reader, value: Any) -> Any:
+        """Read the value of the key; `MISSING` if there is none. Mistakes are added to the reader's problems."""
+
+    @abstractmethod
+    def write(self, value: Any) -> Any:
+        """Return what `read` reads back to an equal value; `MISSING` to leave the key out."""
+
+    @abstractmethod
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        """Return the JSON Schema of the key."""
+
+    def rows(self, value: Any) -> Rows:
+        """Yield the lines of an overview."""
+        yield self.path.rpartition(".")[2], str(value)
+
+    def plugins(self, value: Any) -> Iterator[tuple[str, Plugin]]:
+        """Yield the plugins in it, each with its dotted path."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class IntegerEntry(Entry):
+    """An integer from 0 to `maximum`."""
+
+    maximum: int = 2**63 - 1
+
+    def read(self, reader: Reader, value: Any) -> int:
+        if value is MISSING:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= self.maximum:
+            reader.problem(
+                self.path, f"{short(value)} is not a {self.path}", f"give an integer from 0 to {self.maximum}"
+            )
+            return 0
+        return value
+
+    def write(self, value: int) -> int:
+        return value
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        return {"type": "integer", "minimum": 0, "maximum": self.maximum, "default": 0}
+
+
+@dataclass(frozen=True)
+class PluginEntry(Entry):
+    """One plugin of a kind; its table, or its name alone."""
+
+    base: type[Plugin] = Plugin
+    default: str | None = None
+
+    def read(self, reader: Reader, value: Any) -> Plugin | None:
+        if value is not MISSING:
+            return reader.plugin(self.base, value, self.path)
+        if self.default is not None:
+            return reader.plugin(self.base, self.default, self.path)
+        installed = ", ".join(reader.registry.plugins(self.base.kind)) or "none"
+        reader.problem(self.path, "missing", f'add [{self.path}] with name = "…"; installed: {installed}')
+        return None
+
+    def write(self, value: Plugin) -> Any:
+        table = value.to_table()
+        # a plugin that is a detail of another section is written by its name alone where that says it all
+        return table["name"] if len(table) == 1 and "." in self.path else table
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        schema = builder.plugins(self.base.kind)
+        return schema if self.default is None else {**schema, "default": self.default}
+
+    def rows(self, value: Plugin) -> Rows:
+        # of a data set, which has many parameters, only those that the spec sets
+        shown = value.model_fields_set if self.base.kind == "dataset" else None
+        yield self.path.rpartition(".")[2], section_text(value, shown)
+
+    def plugins(self, value: Plugin) -> Iterator[tuple[str, Plugin]]:
+        yield self.path, value
+
+
+@dataclass(frozen=True)
+class PluginsEntry(Entry):
+    """Any number of plugins of a kind: a list of tables or names; `single` also allows one without a list."""
+
+    base: type[Plugin] = Plugin
+    single: bool = False
+
+    def read(self, reader: Reader, value: Any) -> tuple[Plugin | None, ...]:
+        if value is MISSING:
+            return ()
+        if not isinstance(value, list | tuple):
+            return (reader.plugin(self.base, value, self.path),)
+        plugins = tuple(reader.plugin(self.base, item, f"{self.path}.{index}") for index, item in enumerate(value))
+        names = [plugin.name for plugin in plugins if plugin]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            reader.problem(self.path, f'"{name}" is listed twice', "list each once")
+        return plugins
+
+    def write(self, value: tuple[Plugin, ...]) -> Any:
+        tables = [plugin.to_table() for plugin in value]
+        if self.single:
+            return tables[0] if len(tables) == 1 else tables
+        return tables or MISSING
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        plugin = builder.plugins(self.base.kind)
+        several = {"type": "array", "items": plugin}
+        return {"anyOf": [plugin, several]} if self.single else several
+
+    def rows(self, value: tuple[Plugin, ...]) -> Rows:
+        for plugin in value:
+            yield self.base.kind, section_text(plugin)
+            if isinstance(plugin, Method) and len(value) == 1:
+                yield "  minimises", plugin.formula_for_parameters()
+            elif isinstance(plugin, Method):
+                yield "  implements", ", ".join(sorted(implemented_hooks(type(plugin))))
+        if not value and self.base is Method:
+            yield self.base.kind, "none: members are trained independently"
+
+    def plugins(self, value: tuple[Plugin, ...]) -> Iterator[tuple[str, Plugin]]:
+        for index, plugin in enumerate(value):
+            yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
+
+
+@dataclass(frozen=True)
+class SectionEntry(Entry):
+    """A table of settings; `text` gives the line of an overview."""
+
+    section: type[Section] = Section
+    text: Callable[[Any], tuple[str, str]] = lambda section: ("", str(section))
+    nested: tuple[str, ...] = ()
+    """Keys in its table that have entries of their own."""
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        table = {} if value is MISSING else reader.table(value, self.path)
+        plain = {key: item for key, item in table.items() if key not in self.nested}
+        return reader.section(self.section, plain, self.path, self.nested)
+
+    def write(self, value: Section) -> dict[str, Any]:
+        return value.to_table()
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        return builder.section(self.section, self.path)
+
+    def rows(self, value: Section) -> Rows:
+        yield self.text(value)
+
+
+@dataclass(frozen=True)
+class ChoiceEntry(Entry):
+    """A section that is chosen by name, such as an optimizer."""
+
+    names: Callable[[], Collection[str]] = tuple
+    section_of: Callable[[str], type[Section]] = lambda name: Section
+    default: str = ""
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        return reader.choice(self.default if value is MISSING else value, self.path, self.names(), self.section_of)
+
+    def write(self, value: Section) -> dict[str, Any]:
+        return value.to_table()
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        return builder.named(((name, self.section_of(name)) for name in self.names()), self.path.rpartition(".")[2])
+
+    def rows(self, value: Section) -> Rows:
+        always = {"lr"} & set(type(value).model_fields)
+        yield self.path.rpartition(".")[2], section_text(value, always | value.model_fields_set)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some members that share a model of their own."""
+
+    members: int
+    model: Model
+
+
+@dataclass(frozen=True)
+class GroupsEntry(Entry):
+    """Groups of members; the model table of a group changes keys of [model], or names another model."""
+
+    section: type[Section] = Section
+    """A section with the single key `members`."""
+
+    def read(self, reader: Reader, value: Any) -> tuple[Group, ...]:
+        if value is MISSING:
+            return ()
+        if not isinstance(value, list | tuple):
+            reader.problem(self.path, f"{short(value)} is not a list of tables", f"write [[{self.path}]] for each")
+            return ()
+        groups = [self._read_group(reader, item, f"{self.path}.{index}") for index, item in enumerate(value)]
+        return tuple(group for group in groups if group is not None)
+
+    def _read_group(self, reader: Reader, item: Any, path: str) -> Group | None:
+        model = reader.tables.get("model")
+        base = {"name": model} if isinstance(model, str) else model if isinstance(model, Mapping) else {}
+        table = reader.table(item, path)
+        changes = reader.table(table.pop("model", {}), f"{path}.model")
+        section: Any = reader.section(self.section, {"members": 1, **table}, path, ("model",))
+        has_other_model = changes.get("name", base.get("name")) != base.get("name")
+        plugin = reader.plugin(Model, changes if has_other_model else {**base, **changes}, f"{path}.model")
+        return None if section is None or plugin is None else Group(section.members, plugin)
+
+    def write(self, value: tuple[Group, ...]) -> Any:
+        return [{"members": group.members, "model": group.model.to_table()} for group in value] or MISSING
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        members = builder.section(self.section, self.path)["properties"]["members"]
+        group = {"members": members, "model": {"type": "object"}}  # a part of a model's table is enough
+        return {"type": "array", "items": {"type": "object", "properties": group}}
+
+    def rows(self, value: tuple[Group, ...]) -> Rows:
+        for group in value:
+            yield "group", f"{group.members} × {section_text(group.model)}"
+
+    def plugins(self, value: tuple[Group, ...]) -> Iterator[tuple[str, Plugin]]:
+        for index, group in enumerate(value):
+            yield f"{self.path}.{index}.model", group.model
+
+
+@dataclass(frozen=True)
+class EnsembleEntry(SectionEntry):
+    """The section of the ensemble; groups, or a method's parameters, may imply the number of members."""
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        section: Any = super().read(reader, value)
+        groups, methods = reader.values["groups"], reader.values["methods"]
+        implied = [(method.required_members(), f'the parameters of "{method.name}"') for method in methods if method]
+        if groups:
+            implied.append((sum(group.members for group in groups), "the groups"))
+        for needed, reason in implied:
+            if section is None or needed is None:
+                continue
+            if not isinstance(needed, int):
+                what = f"{reason} imply {needed!r} members"
+                raise PluginError(what, "required_members()", "return an int, or None")
+            if "members" not in section.model_fields_set:
+                section = self.section.from_table({"members": needed})
+            elif section.members != needed:
+                what = f"{section.members}, but {reason} imply {needed} members"
+                reader.problem("ensemble.members", what, f"set it to {needed}, or leave it out")
+        return section
+
+
+def section_text(section: Section, shown: Collection[str] | None = None) -> str:
+    """Write a named section on one line: its name and its settings, or only the `shown` ones."""
+    fields = type(section).model_fields
+    keys = None if shown is None else {fields[name].alias or name for name in shown}
+    table = section.to_table()
+    name = table.pop("name")
+    settings = ", ".join(f"{key} = {toml_value(table[key])}" for key in table if keys is None or key in keys)
+    return f"{name} ({settings})" if settings else str(name)

@@ -1,0 +1,99 @@
+"""Turns single values of a spec into plugins and sections, and collects every problem on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from ensemblekit.core.errors import PluginError, Problem, choices
+from ensemblekit.core.parameters import problems_from, short
+from ensemblekit.core.plugin import Plugin, Section
+from ensemblekit.core.registry import Registry
+
+AnySection = TypeVar("AnySection", bound=Section)
+AnyPlugin = TypeVar("AnyPlugin", bound=Plugin)
+
+
+class Reader:
+    """Reads values with a registry of plugins; what cannot be read is None, and a problem says why."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.problems: list[Problem] = []
+        self.tables: dict[str, Any] = {}
+        """The whole spec as written."""
+        self.values: dict[str, Any] = {}
+        """The parts of the spec that have been read so far, by attribute."""
+
+    def problem(self, path: str, what: str, fix: str = "") -> None:
+        """Add a problem of the key at a dotted path."""
+        self.problems.append(Problem(path, what, fix))
+
+    def plugin(self, base: type[AnyPlugin], value: Any, path: str) -> AnyPlugin | None:
+        """Read a plugin from its table, or from its name alone."""
+        named = self.named(value, path)
+        if named is None:
+            return None
+        name, table = named
+        try:
+            plugin_class = self.registry.get(base.kind, name).load()
+        except PluginError as error:
+            known = name in self.registry.plugins(base.kind)
+            what = f"{error.what} ({error.where})" if error.where else error.what
+            code = "broken_plugin" if known else "unknown_plugin"
+            self.problems.append(Problem(f"{path}.name", what, error.fix, code))  # type: ignore[arg-type]
+            return None
+        plugin = self.section(cast("type[AnyPlugin]", plugin_class), table, path)
+        return None if plugin is None else plugin.named(name)
+
+    def choice(
+        self, value: Any, path: str, names: Iterable[str], section_of: Callable[[str], type[AnySection]]
+    ) -> AnySection | None:
+        """Read a section that is chosen by name, from its table or from its name alone."""
+        named = self.named(value, path)
+        if named is None:
+            return None
+        name, table = named
+        if name not in names:
+            kind = path.rpartition(".")[2]
+            self.problem(f"{path}.name", f'there is no {kind} "{name}"', choices(name, names))
+            return None
+        return self.section(section_of(name), {"name": name, **table}, path)
+
+    def section(
+        self, section: type[AnySection], table: Mapping[str, Any], path: str, other_keys: Sequence[str] = ()
+    ) -> AnySection | None:
+        """Validate a table; `other_keys` are allowed beside the section's own, for the hint of an unknown key."""
+        try:
+            return section.from_table(table)
+        except ValidationError as error:
+            self.problems += problems_from(error, section, path, other_keys)
+        except (ValueError, TypeError, RecursionError) as error:  # values that TOML has no form for
+            fix = "use strings, numbers, booleans, lists or tables"
+            self.problem(path, f"cannot be written as TOML: {short(str(error))}", fix)
+        return None
+
+    def table(self, value: Any, path: str) -> dict[str, Any]:
+        """Return a copy of a table; an empty one, and a problem, if the value is not a table."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        self.problem(path, f"{short(value)} is not a table", f"write [{path}] and its keys below")
+        return {}
+
+    def named(self, value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
+        """Split a table that chooses something by name into the name and the other keys."""
+        if isinstance(value, str):
+            return value, {}
+        if not isinstance(value, Mapping):
+            fix = f'write [{path}] with name = "…", or {path} = "…"'
+            self.problem(path, f"{short(value)} is neither a table nor a name", fix)
+            return None
+        table = dict(value)
+        name = table.pop("name", None)
+        if not isinstance(name, str):
+            what = "missing" if name is None else f"{short(name)} is not a name"
+            self.problem(f"{path}.name", what, 'write name = "…"')
+            return None
+        return name, table
