@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from helpers.places import TOY_PLUGINS
 
 from ensemblekit.core.registry import Registry, discover
+
+# Before torch is imported: every worker of pytest-xdist has a core of its own, and torch's threads would wait for each
+# other on it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from helpers.places import ROOT
+from importlinter.cli import lint_imports_command
 
 import ensemblekit
 
@@ -34,6 +36,19 @@ def imports(path: Path) -> set[tuple[str, str]]:
         if isinstance(node, ast.Import) and id(node) not in for_types:
             found |= {(alias.name, "") for alias in node.names}
     return {(module, name) for module, name in found if module.split(".")[0].startswith("ensemblekit")}
+
+
+def test_a_layer_imports_only_layers_below_it(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(lint_imports_command, ["--config", "pyproject.toml", "--no-cache"])
+    assert result.exit_code == 0, result.output
+
+
+def test_every_package_says_what_lives_in_it_what_it_uses_and_where_to_start():
+    for path in (ROOT / "ensemblekit").glob("*/__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        for word in ("Use", "Start with"):
+            assert word in docstring, f"{path.parent.name}: {word}"
 
 
 @pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: f"{path.parent.name}.{path.stem}")

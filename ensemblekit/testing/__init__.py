@@ -6,7 +6,8 @@ In your test file::
     def test_contract(check):
         check()
 
-Names are imported on first use, because pytest loads the plugin in this package whenever it starts.
+Uses `api` and everything below it. Start with `contracts.py` (the entry points), then `checks.py` (what a check is) and
+`method.py`. Names are imported on first use, because pytest loads the plugin in this package whenever it starts.
 """
 
 from __future__ import annotations

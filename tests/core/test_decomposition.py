@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.loss_inputs import LOSSES, by_name, inputs
 from helpers.toy_plugins import Huber
-from test_losses import LOSSES, by_name, inputs
 
 import ensemblekit as ek
 

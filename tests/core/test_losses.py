@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers.loss_inputs import CLASSES, LOGITS, LOSSES, MARGINS, SIGNS, B, C, by_name, inputs
 from helpers.toy_plugins import Huber
 from torch import Tensor
 from torch.func import jacrev, vmap
@@ -13,26 +14,6 @@ from torch.func import jacrev, vmap
 import ensemblekit as ek
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.losses import FEW_CLASSES, MSE, NLL, CrossEntropy, Exponential, GaussianHinge, Loss
-
-GENERATOR = torch.Generator().manual_seed(0)
-B, C = 6, 4
-LOGITS = torch.randn(B, C, generator=GENERATOR, dtype=torch.float64)
-CLASSES = torch.randint(C, (B,), generator=GENERATOR)
-MARGINS = torch.randn(B, 1, generator=GENERATOR, dtype=torch.float64)
-SIGNS = torch.tensor([1, -1, 1, 1, -1, -1])
-
-
-def inputs(loss: Loss) -> tuple[Tensor, Tensor]:
-    if loss.takes == "margins":
-        return MARGINS, SIGNS
-    return (LOGITS.softmax(-1) if loss.takes == "probabilities" else LOGITS), CLASSES
-
-
-LOSSES = [MSE(), NLL(), CrossEntropy(), Exponential(), GaussianHinge()]
-
-
-def by_name(loss: Loss) -> str:
-    return loss.name
 
 
 def test_cross_entropy_equals_torchs():
@@ -162,7 +143,7 @@ def test_quadratic_form_works_for_a_third_partys_loss():
 
 
 def test_exact_training_works_for_a_loss_that_torch_cannot_differentiate_forwards():
-    outputs = 0.1 * torch.randn(3, 4, 2, generator=GENERATOR, dtype=torch.float64)
+    outputs = 0.1 * torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = torch.zeros(4, 2, dtype=torch.float64)
     exact = {"name": "gncl", "mode": "exact", "lambda": 0.5}
     near, square = outputs.clone().requires_grad_(), outputs.clone().requires_grad_()

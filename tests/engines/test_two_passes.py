@@ -203,9 +203,10 @@ def test_bf16_trains_close_to_float32(engine):
     assert rough[1].dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
-@pytest.mark.parametrize("tables", list(COMPOSED.values())[:2], ids=list(COMPOSED)[:2])
-def test_compiled_networks_train_alike(engine, tables):
+def test_compiled_networks_train_like_others(engine):
+    tables = next(iter(COMPOSED.values()))
     # in float64, so that rounding turns no sign
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns about itself

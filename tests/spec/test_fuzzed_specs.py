@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from copy import deepcopy
 
 import tomli_w
+from helpers.specs import FULL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_reader import FULL
 
 from ensemblekit.core.errors import SpecError, UsageError
 from ensemblekit.spec.reader import load_spec
@@ -58,7 +59,9 @@ VALUES = st.recursive(
     ),
     max_leaves=5,
 )
-CASES = settings(max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+# ENSEMBLEKIT_FUZZED_SPECS=5000 tries as many; the default keeps the suite short
+NUM_CASES = int(os.environ.get("ENSEMBLEKIT_FUZZED_SPECS", "300"))
+CASES = settings(max_examples=NUM_CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 def read(tables, overrides, registry) -> Spec | None:
@@ -97,7 +100,7 @@ def test_any_damage_to_a_spec_file_gives_a_spec_or_a_readable_error(registry, tm
     assert spec is None or load_spec(tomllib.loads(spec.to_toml()), None, registry) == spec
 
 
-@settings(max_examples=1_000, deadline=None, database=None)
+@settings(max_examples=NUM_CASES, deadline=None, database=None)
 @given(text=st.text(max_size=20) | st.builds("{}={}".format, st.sampled_from(PATHS), st.text(max_size=12)))
 def test_any_setting_is_parsed_or_refused(text):
     try:

@@ -6,28 +6,13 @@ from copy import deepcopy
 
 import pytest
 from helpers.places import TOY_PLUGINS
+from helpers.specs import FULL
 
 import ensemblekit as ek
 from ensemblekit.core.errors import SpecError, UsageError
 from ensemblekit.core.registry import discover
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.tables import parse_override
-
-FULL = {
-    "seed": 3,
-    "data": {"name": "blobs", "spread": 0.5},
-    "model": {"name": "linear", "bias": False},
-    "ensemble": {"members": 4},
-    "method": [{"name": "bagging", "weights": "subsample", "fraction": 0.5}, {"name": "gncl", "lambda": 0.6}],
-    "training": {
-        "epochs": 7,
-        "batch_size": 16,
-        "loss": "cross_entropy",
-        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-        "schedule": {"name": "step", "every": 25, "factor": 0.5},
-    },
-    "engine": {"name": "sequential", "device": "cpu"},
-}
 
 
 def problems(tables, registry, overrides=None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Every method trains digits end to end on the command line, with each engine, and beats a stated accuracy."""
+"""Every method trains digits end to end on the command line and beats a stated accuracy; engines agree elsewhere."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sequential", "threaded", "stacked"])
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_digits_with_each_engine(method, engine, tmp_path):
+def test_every_method_learns_digits(method, tmp_path):
     settings = {
         "method": SETTINGS.get(method, method),
         "ensemble.members": "3",
         "training.epochs": "10",
         "training.schedule": "cosine",
-        "engine.name": engine,
+        "engine.name": "stacked",
         "model.dropout": "0.2" if method == "dropout" else "0.0",
     }
     arguments = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
