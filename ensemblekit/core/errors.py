@@ -30,6 +30,7 @@ class EnsemblekitError(Exception):
         hook: name of the hook that returned a wrong value, if one did.
         expected: what should have been there instead, if that can be said in a few words.
         path: file or directory that is to blame, if one is.
+        python_fix: what to do about it in Python, if that differs from the command line.
     """
 
     exit_code = 1
@@ -44,9 +45,11 @@ class EnsemblekitError(Exception):
         hook: str | None = None,
         expected: str | None = None,
         path: str | None = None,
+        python_fix: str = "",
     ) -> None:
         super().__init__(what, where, fix)
         self.what, self.where, self.fix = what, where, fix
+        self.python_fix = python_fix or fix
         self.plugin, self.hook, self.expected, self.path = plugin, hook, expected, path
 
     @property
@@ -66,8 +69,8 @@ class EnsemblekitError(Exception):
             lines.append(f"  at {self.where}")
         if self.expected:
             lines.append(f"  expected {self.expected}")
-        if self.fix:
-            lines.append(f"  hint: {self.fix}")
+        if self.python_fix:
+            lines.append(f"  hint: {self.python_fix}")
         return "\n".join(lines)
 
 

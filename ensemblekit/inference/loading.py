@@ -1,4 +1,4 @@
-"""Loads the ensemble that a run has trained, and evaluates it on data."""
+"""Loads the ensemble that a run has trained."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 import torch
 
 from ensemblekit.core.errors import UsageError
-from ensemblekit.core.metrics import evaluate, flat_metrics
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import Registry
-from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import as_written, read_spec
+from ensemblekit.training.environment import choose_device
 
 
-def load_ensemble(path: Path, registry: Registry) -> Ensemble:
-    """Load the trained ensemble of a run, in evaluation mode; nothing is unpickled."""
+def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "cpu") -> Ensemble:
+    """Load the trained ensemble of a run to a device, in evaluation mode; nothing is unpickled."""
+    target = inference_device(device)
     directory = RunDirectory.open(path)
     spec = read_spec(directory, registry)
     tensors, metadata = directory.read_model()
@@ -35,17 +35,15 @@ def load_ensemble(path: Path, registry: Registry) -> Ensemble:
         network = build_member(model, info.input_shape, num_outputs, spec.seed, seed_index)
         load_weights(network, model, tensors, f"members.{index}.")
         networks.append(network)
-    return Ensemble(networks, spec, info, classes, transform, tensors.get("combiner")).eval()
+    return Ensemble(networks, spec, info, classes, transform, tensors.get("combiner")).eval().to(target)
 
 
-def evaluate_run(path: Path, data: Data | None, registry: Registry) -> dict[str, float]:
-    """Compute the metrics of a run's ensemble on the test split of its own data, or of other data of the same form."""
-    ensemble = load_ensemble(path, registry)
-    data = data or load_data(ensemble.spec.data, ensemble.spec.seed)
-    if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
-        what = f"the data has {data.info.form}, but the run was trained on {ensemble.info.form}"
-        raise UsageError(what, str(path), "give data with inputs and outputs of the same shape")
-    with torch.no_grad():
-        batches = data.test.batches(ensemble.spec.training.batch_size)
-        outputs = torch.cat([ensemble.member_outputs(batch.inputs) for batch in batches], dim=1)
-    return flat_metrics(evaluate(outputs, data.test.targets, ensemble.loss, ensemble.combine(outputs)))
+def inference_device(device: str | torch.device) -> torch.device:
+    """Return the device of a name; "auto" is the best available. A `UsageError` if it is unknown or not available."""
+    try:
+        return choose_device(str(device))
+    except UsageError as error:
+        raise UsageError(error.what, "device", error.fix) from error
+    except RuntimeError as error:  # of torch, for a name that it does not know
+        fix = "use auto, cpu, cuda, cuda:1 or mps"
+        raise UsageError(f'"{device}" is not a device', "device", fix) from error

@@ -19,13 +19,19 @@ from ensemblekit.spec.sections import ENTRIES, Spec
 from ensemblekit.spec.tables import override, read_toml
 
 
-def load_spec(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None, registry: Registry) -> Spec:
+def load_spec(
+    source: str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    registry: Registry,
+    default_names: Mapping[str, str] | None = None,
+) -> Spec:
     """Read and validate a spec.
 
     Args:
         source: path of a TOML file, or its content as a mapping.
         overrides: values by dotted path.
         registry: the plugins that the spec may name.
+        default_names: plugins for sections that the spec leaves out, or that have no name.
 
     Raises:
         SpecError: with all problems of the spec.
@@ -38,6 +44,10 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
             override(tables, path, value)
         except UsageError as error:
             reader.problem(error.where, error.what, error.fix)
+    for section, name in (default_names or {}).items():
+        table = tables.setdefault(section, {})
+        if isinstance(table, dict):
+            table.setdefault("name", name)
     spec = _read(reader, tables)
     if spec is None or reader.problems:
         raise SpecError(reader.problems, label)
