@@ -58,7 +58,7 @@ def python_model(factory: Callable[..., Any]) -> type[PythonModel]:
         raise UsageError("the model is a single network, but every member needs one of its own", "model", fix)
     if not callable(factory):
         fix = f"pass a subclass of torch.nn.Module or a function that builds a network: {_EXAMPLE}"
-        raise UsageError(f"a model cannot be a {type(factory).__name__}", "model", fix)
+        raise UsageError(f"a model cannot be of type {type(factory).__name__}", "model", fix)
     _taken(factory, {"input_shape": (), "num_outputs": 0})
     return type("PythonModel", (PythonModel,), {"build_network": staticmethod(factory), "__doc__": PythonModel.__doc__})
 
