@@ -164,7 +164,7 @@ class Ensemble(nn.Module):
         """
         with torch.no_grad():
             outputs = self.member_outputs(inputs)
-            check_finite(outputs, "the inputs")
+            check_finite(outputs, lambda index: f"input {index}")
             combined = self.combine(outputs)
             if self.info.task == "regression":
                 return combined

@@ -61,7 +61,7 @@ def evaluate_on(ensemble: Ensemble, split: Split, per_class: bool = False) -> di
     with torch.no_grad():
         batches = split.batches(ensemble.spec.training.batch_size)
         outputs = torch.cat([ensemble.member_outputs(batch.inputs) for batch in batches], dim=1)
-        check_finite(outputs, "the evaluation data")
+        check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
         combined = ensemble.combine(outputs)
     metrics: dict[str, Any] = flat_metrics(evaluate(outputs, split.targets, ensemble.loss, combined))
     if per_class and ensemble.info.task == "classification":
