@@ -133,7 +133,7 @@ def evaluate(
     keep_freed_memory()
     other = None if data is None else _parse_data(data)
     metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
-    details = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
+    details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
     if as_json:
         flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
         Printer().json({**flat, **(details if per_class else {})})
