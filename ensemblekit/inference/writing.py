@@ -20,7 +20,7 @@ from ensemblekit.core.errors import ResourceError, UsageError
 from ensemblekit.core.files import atomic_write
 
 FileFormat = Literal["csv", "json", "parquet"]
-FORMATS: tuple[FileFormat, ...] = ("csv", "json", "parquet")
+_BY_EXTENSION: dict[str, FileFormat] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
 # A quota or a limit on a file's size stops writing just as a full disk does.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Record = Mapping[str, Any]
@@ -100,8 +100,7 @@ def choose_format(chosen: FileFormat | None, output: Path | None) -> FileFormat:
     Raises:
         UsageError: Parquet cannot be written.
     """
-    extension = "" if output is None else output.suffix.lower().removeprefix(".")
-    file_format: FileFormat = chosen or next((known for known in FORMATS if known == extension), "csv")
+    file_format = chosen or _BY_EXTENSION.get("" if output is None else output.suffix.lower(), "csv")
     if file_format == "parquet" and output is None:
         raise UsageError("Parquet is not text", "--format parquet", "write it to a file: --output FILE.parquet")
     if file_format == "parquet" and find_spec("pyarrow") is None:
