@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ensemblekit.core.errors import ResourceError, RunError
+from ensemblekit.runs.sealing import finite
 
 _STAGING = ".writing-"
 # A quota or a limit on a file's size stops a run just as a full disk does.
@@ -92,7 +92,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def json_bytes(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
     """Encode as standard JSON; nan and infinity become null."""
-    return json.dumps(_finite(value), allow_nan=False, indent=indent).encode() + b"\n"
+    return json.dumps(finite(value), allow_nan=False, indent=indent).encode() + b"\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,14 +105,4 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RunError("damaged: not JSON", str(path), "restore the file") from error
     if not isinstance(value, dict):
         raise RunError("damaged: not a JSON object", str(path), "restore the file")
-    return value
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
     return value

@@ -267,16 +267,24 @@ class RunDirectory:
         sweep(self.path)
 
     def load_checkpoint(self, best: bool = False) -> Checkpoint:
-        """Load the newest intact checkpoint, or the best one; a damaged checkpoint is skipped with a warning.
+        """Load the newest intact checkpoint, or the best one; a damaged one that is skipped is named in `damage`.
 
         Without any best checkpoint, `best` loads the newest.
+
+        Raises:
+            RunError: no checkpoint is usable, or the best one is lost.
         """
         return self._checkpoints.load(best)
 
     @property
+    def damage(self) -> list[str]:
+        """What `load_checkpoint` has found damaged and skipped, in words."""
+        return self._checkpoints.damage
+
+    @property
     def checkpoint_epochs(self) -> list[int]:
-        """The epochs that have a checkpoint, oldest first; none of them is verified."""
-        return self._checkpoints.epochs
+        """The epochs after which, or after some steps of the next, there is a checkpoint; none of them is verified."""
+        return sorted({position.epoch for position in self._checkpoints.positions})
 
     def write_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Store the trained model; it exists once both files are in place."""

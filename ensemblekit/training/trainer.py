@@ -119,6 +119,8 @@ class Trainer:
         self.history = self.directory.read_metrics()
         self.directory.write_status("running")
         with self._life_cycle(("resume", f"resumed from epoch {checkpoint.epoch}")):
+            for text in self.directory.damage:
+                self.hooks.call.notice(text=text)
             self.choose_engine()
             self._run(checkpoint.epoch)
 
