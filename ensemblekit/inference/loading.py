@@ -16,7 +16,8 @@ from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.runs.run import as_written, read_spec
+from ensemblekit.runs.json_files import as_written
+from ensemblekit.runs.run import read_spec
 
 
 def load_ensemble(path: Path, registry: Registry) -> Ensemble:

@@ -112,17 +112,20 @@ class Trainer:
             self._run(start_epoch=0)
 
     def resume(self) -> None:
-        """Continue from the last checkpoint to the end."""
-        checkpoint = self.directory.load_checkpoint()
-        self.restore(checkpoint)
-        self.directory.truncate_metrics(checkpoint.epoch)
-        self.history = self.directory.read_metrics()
+        """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again."""
+        if self.directory.has_saved_nothing:
+            start_epoch, row = 0, "started again: it was stopped before its first checkpoint"
+        else:
+            checkpoint = self.directory.load_checkpoint()
+            self.restore(checkpoint)
+            self.history = self.directory.truncate_metrics(checkpoint.epoch)
+            start_epoch, row = checkpoint.epoch, f"resumed from epoch {checkpoint.epoch}"
         self.directory.write_status("running")
-        with self._life_cycle(("resume", f"resumed from epoch {checkpoint.epoch}")):
+        with self._life_cycle(("resume", row)):
             for text in self.directory.damage:
                 self.hooks.call.notice(text=text)
             self.choose_engine()
-            self._run(checkpoint.epoch)
+            self._run(start_epoch)
 
     @contextmanager
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
