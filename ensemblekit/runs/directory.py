@@ -6,11 +6,9 @@ verified whenever it is read.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from ensemblekit.core.errors import RunError
 from ensemblekit.runs import model_files
 from ensemblekit.runs.atomic import replace_file, sweep, write_errors
 from ensemblekit.runs.checkpoints import Checkpoint, Checkpoints
-from ensemblekit.runs.json_files import read_json, read_unverified, write_json
+from ensemblekit.runs.json_files import read_json, write_json
 from ensemblekit.runs.locking import is_locked, locked
 from ensemblekit.runs.manifests import MetricsMark, Position
 from ensemblekit.runs.metrics_file import MetricsFile
@@ -36,11 +34,8 @@ from ensemblekit.runs.own_files import (
     SPEC,
     check_own_files,
 )
-from ensemblekit.runs.spec_file import check_spec_unchanged
-from ensemblekit.runs.starting import RECORD_HOLDS, check_unused, is_abandoned, remove_abandoned
-
-FORMAT_VERSION = 2
-"""Format 1, of version 0.1.0, has checksums of weights and checkpoints only; it is read, and resumed as format 2."""
+from ensemblekit.runs.record import RunRecord
+from ensemblekit.runs.starting import check_unused, is_abandoned, remove_abandoned
 
 _HISTORY = "history"
 """The key of result.json for the rows of metrics.jsonl."""
@@ -49,12 +44,11 @@ _HISTORY = "history"
 class RunDirectory:
     """One run on disk."""
 
-    def __init__(self, path: Path, record: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, record: RunRecord | None = None) -> None:
         self.path = path
-        self._record: dict[str, Any] = dict(record or {})
-        """The content of run.json; empty until `begin`."""
+        self._record = record or RunRecord(path)
         self._checkpoints = Checkpoints(path / CHECKPOINTS)
-        self._metrics = MetricsFile(path / METRICS, checksum_required=self._format > 1)
+        self._metrics = MetricsFile(path / METRICS, checksum_required=self._record.has_checksums)
 
     @classmethod
     @contextmanager
@@ -97,21 +91,12 @@ class RunDirectory:
 
     def begin(self, spec_toml: str, environment: Mapping[str, Any]) -> None:
         """Write the files that make the directory a run, in place of those of a run that has saved nothing."""
-        content = spec_toml.encode()
-        record = {
-            "format_version": FORMAT_VERSION,
-            "created": _now(),
-            "status": "running",
-            "spec_sha256": hashlib.sha256(content).hexdigest(),
-            "spec": spec_toml,
-        }
         remove_abandoned(self.path)
         with write_errors(self.path):
             (self.path / CHECKPOINTS).mkdir()  # first: it tells that the files beside it are those of a run
-        replace_file(self.path / SPEC, content)
+        replace_file(self.path / SPEC, spec_toml.encode())
         write_json(self.path / ENVIRONMENT, environment)
-        write_json(self.path / RUN, record)  # last: with it the directory is a run
-        self._record = record
+        self._record.begin(spec_toml)  # last: with it the directory is a run
         self._metrics.checksum_required = True
 
     def _remove_leftovers(self, keep_directory: bool) -> None:
@@ -132,32 +117,21 @@ class RunDirectory:
         """
         path = Path(path)
         check_own_files(path)
-        file = path / RUN
-        if not os.path.isfile(file):
-            if is_abandoned(path):
-                fix = f"start it again in the same directory: ensemblekit train … --out {path}"
-                raise RunError("the run was stopped while it started, before anything was saved", str(path), fix)
-            raise RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
-        unverified, _ = read_unverified(file, RECORD_HOLDS, "restore the file")
-        _check_format(unverified, file)
-        record = read_json(file, RECORD_HOLDS, checksum_required=unverified["format_version"] > 1)
-        spec = record.get("spec")
-        if not isinstance(spec, str) or _sha256(spec) != record.get("spec_sha256"):
-            raise RunError("damaged: the spec differs from the one that was written", str(file), "restore the file")
-        return cls(path, record)
+        if os.path.isfile(path / RUN):
+            return cls(path, RunRecord.read(path))
+        if is_abandoned(path):
+            fix = f"start it again in the same directory: ensemblekit train … --out {path}"
+            raise RunError("the run was stopped while it started, before anything was saved", str(path), fix)
+        raise RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the run for this process; a `RunError` names the process id if a living process holds the lock."""
         return locked(self.path / LOCK)
 
     @property
-    def _format(self) -> int:
-        return int(self._record.get("format_version", FORMAT_VERSION))
-
-    @property
     def is_finished(self) -> bool:
         """Whether the run has finished; its result may have been lost since."""
-        return os.path.lexists(self.path / RESULT) or self._record.get("status") == "finished"
+        return os.path.lexists(self.path / RESULT) or self._record.status == "finished"
 
     @property
     def status(self) -> str:
@@ -166,40 +140,34 @@ class RunDirectory:
             return "finished"
         if is_locked(self.path / LOCK):
             return "running"
-        recorded = self._record.get("status")
-        return recorded if recorded == "failed" else "interrupted"
+        return "failed" if self._record.status == "failed" else "interrupted"
 
     @property
     def error(self) -> str | None:
         """Why the run failed; None if it did not."""
-        error = self._record.get("error")
-        return error if self.status == "failed" and isinstance(error, str) else None
+        return self._record.error if self.status == "failed" else None
 
     @property
     def created(self) -> str:
         """When the run was begun, in ISO format."""
-        return str(self._record.get("created", ""))
+        return self._record.created
 
     @property
     def notices(self) -> list[str]:
         """What a user should know about the run although it is no error, as recorded last."""
-        notices = self._record.get("notices")
-        return [str(text) for text in notices] if isinstance(notices, list) else []
+        return self._record.notices
 
     def write_status(self, status: str, error: str | None = None, notices: Sequence[str] | None = None) -> None:
         """Record how the run goes or how it ended; `notices` replace those that were recorded before."""
-        if self._format == 1:  # from now on every file has a checksum
+        if self._record.format_version == 1:  # from now on every file has a checksum
             write_json(self.path / ENVIRONMENT, self.environment)
             self._metrics.write(self._metrics.read())
             self._metrics.checksum_required = True
-        kept = self.notices if notices is None else list(notices)
-        self._record |= {"format_version": FORMAT_VERSION, "status": status, "updated": _now()}
-        self._record |= {"error": error, "notices": kept}
-        write_json(self.path / RUN, self._record)
+        self._record.write_status(status, error, notices)
 
     def check_spec_unchanged(self) -> None:
         """Raise a `RunError` that names every key of spec.toml whose value differs from when the run was begun."""
-        check_spec_unchanged(self.path / SPEC, str(self._record["spec"]))
+        self._record.check_spec_unchanged()
 
     def lengthen(self, spec_toml: str, epoch: int) -> None:
         """Let the run, finished or not, go on after `epoch` epochs with a spec of more epochs; call it with the lock.
@@ -209,38 +177,24 @@ class RunDirectory:
         with write_errors(self.path):
             for name in (RESULT, MODEL):
                 (self.path / name).unlink(missing_ok=True)
-        self._record |= {
-            "status": "interrupted",
-            "updated": _now(),
-            "previous_spec": self._record["spec"],
-            "spec": spec_toml,
-            "spec_sha256": _sha256(spec_toml),
-            "continued_from": epoch,
-        }
-        write_json(self.path / RUN, self._record)
-        replace_file(self.path / SPEC, spec_toml.encode())
+        self._record.change_spec(spec_toml, continued_from=epoch)
 
     @property
     def continued_from(self) -> int | None:
         """The epoch after which the run goes on although it was to end there; None if there is none."""
-        epoch = self._record.get("continued_from")
-        return epoch if isinstance(epoch, int) else None
+        return self._record.continued_from
 
     def restore_spec(self) -> None:
-        """Write spec.toml again if it is missing, as `damage` then says, or if a crash in `lengthen` left the old one."""
-        file, spec = self.path / SPEC, str(self._record["spec"])
-        if not os.path.lexists(file):
-            self.damage.append(f"{SPEC} was missing and was written again")
-        elif file.read_bytes() != str(self._record.get("previous_spec")).encode():
-            return
-        replace_file(file, spec.encode())
+        """Write spec.toml again if it is missing, as `damage` then says, or if `lengthen` was killed before it did."""
+        if damage := self._record.restore_spec():
+            self.damage.append(damage)
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, plugins, device, engine and times of the run."""
         holds = "versions, plugins, times and the fingerprint of the data"
         fix = f"restore the file, or delete it and have it recorded anew: ensemblekit resume {self.path}"
-        return read_json(self.path / ENVIRONMENT, holds, fix, checksum_required=self._format > 1)
+        return read_json(self.path / ENVIRONMENT, holds, fix, checksum_required=self._record.has_checksums)
 
     @property
     def has_environment(self) -> bool:
@@ -333,7 +287,7 @@ class RunDirectory:
         """Read and verify the tensors and metadata of the trained model; a `RunError` if it is missing or damaged."""
         if not self.is_finished and not model_files.has_model(self.path):
             raise RunError("the run has not finished", str(self.path), f"ensemblekit resume {self.path}")
-        return model_files.read_model(self.path, self._format)
+        return model_files.read_model(self.path, self._record.format_version)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Store the final metrics of the run; with them it has finished."""
@@ -347,14 +301,16 @@ class RunDirectory:
 
     def _read_result(self) -> dict[str, Any]:
         fix = f"ensemblekit resume {self.path} rebuilds it from the checkpoints"
-        return read_json(self.path / RESULT, "the final metrics", fix, checksum_required=self._format > 1)
+        return read_json(
+            self.path / RESULT, "the final metrics", fix, checksum_required=self._record.has_checksums
+        )
 
     def needs_training(self) -> bool:
         """Whether the run has not finished, or has lost outputs that are to be rebuilt, as `damage` then says."""
         if not self.is_finished:
             return True
         problems = []
-        for check in (self.read_result, lambda: model_files.check_model(self.path, self._format)):
+        for check in (self.read_result, lambda: model_files.check_model(self.path, self._record.format_version)):
             try:
                 check()
             except RunError as error:
@@ -368,22 +324,3 @@ class RunDirectory:
         except RunError:
             return self._metrics.is_missing  # damaged ones cannot be rebuilt, and may still be restored
         return False
-
-
-def _check_format(record: Mapping[str, Any], file: Path) -> None:
-    version = record.get("format_version")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise RunError("damaged: the format version is missing", str(file), "restore the file")
-    if version > FORMAT_VERSION:
-        what = f"written by a newer version (format {version}; this version reads up to {FORMAT_VERSION})"
-        raise RunError(what, str(file), "upgrade ensemblekit")
-    if version < 1:
-        raise RunError(f"damaged: format {version} does not exist", str(file), "restore the file")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()

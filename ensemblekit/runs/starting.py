@@ -13,11 +13,9 @@ from pathlib import Path
 from ensemblekit.core.errors import RunError
 from ensemblekit.core.files import STAGING
 from ensemblekit.runs.atomic import sweep, write_errors
-from ensemblekit.runs.json_files import read_json
 from ensemblekit.runs.manifests import position_of
 from ensemblekit.runs.own_files import CHECKPOINTS, ENVIRONMENT, LOCK, METRICS, RUN, SPEC, check_own_files
-
-RECORD_HOLDS = "the status of the run and the checksum of its spec"
+from ensemblekit.runs.record import RunRecord
 
 
 def check_unused(path: Path) -> None:
@@ -81,7 +79,7 @@ def _is_part_of_a_checkpoint(name: str) -> bool:
 
 def _spec_is_its_own(path: Path, has_spec: bool) -> bool:
     """Whether spec.toml is as the run has written it: nobody's edits are thrown away."""
-    record = read_json(path / RUN, RECORD_HOLDS, checksum_required=False)
-    if record.get("status") == "finished":
+    record = RunRecord.read(path)
+    if record.status == "finished":
         return False
-    return not has_spec or (path / SPEC).read_bytes() == str(record.get("spec")).encode()
+    return not has_spec or (path / SPEC).read_bytes() == record.spec.encode()

@@ -18,9 +18,10 @@ from helpers.run_directory_children import checkpoint, create, model
 from ensemblekit.core.errors import ResourceError, RunError
 from ensemblekit.core.files import sha256_of_file
 from ensemblekit.runs import directory as run_directory
-from ensemblekit.runs.directory import FORMAT_VERSION, RunDirectory
+from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import write_json
 from ensemblekit.runs.locking import locked
+from ensemblekit.runs.record import FORMAT_VERSION
 
 SPEC = 'seed = 0\n[model]\nname = "mlp"\nwidths = [8, 4]\n[training]\nlr = 0.1 # a comment\n'
 

@@ -15,6 +15,7 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner, Result
+from helpers.run_edits import edit_json
 
 from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.cli import main
