@@ -301,9 +301,7 @@ class RunDirectory:
 
     def _read_result(self) -> dict[str, Any]:
         fix = f"ensemblekit resume {self.path} rebuilds it from the checkpoints"
-        return read_json(
-            self.path / RESULT, "the final metrics", fix, checksum_required=self._record.has_checksums
-        )
+        return read_json(self.path / RESULT, "the final metrics", fix, checksum_required=self._record.has_checksums)
 
     def needs_training(self) -> bool:
         """Whether the run has not finished, or has lost outputs that are to be rebuilt, as `damage` then says."""

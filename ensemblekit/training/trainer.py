@@ -23,6 +23,7 @@ from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.engines.base import Engine, EngineSettings
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
@@ -108,11 +109,16 @@ class Trainer:
             chosen = {"name": self.engine_name, "device": str(self.device)}
             resolved = replace(self.spec, engine=self.spec.engine.model_copy(update=chosen))
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
+            facts["data"] = self.data.fingerprint
             self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
             self._run(start_epoch=0)
 
     def resume(self) -> None:
         """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again."""
+        recorded = self.directory.environment.get("data")
+        check_same_data(recorded, self.data.fingerprint, self.spec.data.name)
+        if recorded is None:
+            self.directory.update_environment(data=self.data.fingerprint)
         if self.directory.has_saved_nothing:
             start_epoch, row = 0, "started again: it was stopped before its first checkpoint"
         else:
