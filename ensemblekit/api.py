@@ -35,6 +35,7 @@ from ensemblekit.runs.run import Run, read_run, read_spec
 from ensemblekit.spec import reader
 from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
+from ensemblekit.training.environment import environment
 from ensemblekit.training.trainer import Trainer
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -284,10 +285,13 @@ def resume_run(
 ) -> Run:
     """Resume a run with the plugins of a registry; see `resume`."""
     directory = RunDirectory.open(path)
-    directory.check_spec_unchanged()
-    spec, loaded = _with_data(read_spec(directory, registry), data)
     with directory.lock():
-        if directory.read_result() is None:
+        directory.restore_spec()
+        if not directory.has_environment:
+            recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
+            directory.restore_environment(environment(recorded, registry))
+        spec, loaded = _with_data(read_spec(directory, registry), data)
+        if directory.needs_training():
             Trainer(spec, directory, loaded, listeners).resume()
     return _read(directory, registry)
 

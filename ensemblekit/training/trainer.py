@@ -23,6 +23,7 @@ from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.engines.base import Engine, EngineSettings
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
@@ -71,8 +72,8 @@ class Trainer:
         self.splits = {"test": self.data.test}
         if self.data.validation is not None:
             self.splits["validation"] = self.data.validation
-        recorder = RunRecorder(directory)
-        self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, recorder])
+        self.recorder = RunRecorder(directory)
+        self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, self.recorder])
         self.hooks = self.objective.hooks
         self.settings = EngineSettings.of(spec, self.device, self.hooks.passes(spec.ensemble.members))
         self.members = GrowingMembers(spec, self.data.info, self.device)
@@ -108,19 +109,29 @@ class Trainer:
             chosen = {"name": self.engine_name, "device": str(self.device)}
             resolved = replace(self.spec, engine=self.spec.engine.model_copy(update=chosen))
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
+            facts["data"] = self.data.fingerprint
             self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
             self._run(start_epoch=0)
 
     def resume(self) -> None:
-        """Continue from the last checkpoint to the end."""
-        checkpoint = self.directory.load_checkpoint()
-        self.restore(checkpoint)
-        self.directory.truncate_metrics(checkpoint.epoch)
-        self.history = self.directory.read_metrics()
+        """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again."""
+        recorded = self.directory.environment.get("data")
+        check_same_data(recorded, self.data.fingerprint, self.spec.data.name)
+        if recorded is None:
+            self.directory.update_environment(data=self.data.fingerprint)
+        if self.directory.has_saved_nothing:
+            start_epoch, row = 0, "started again: it was stopped before its first checkpoint"
+        else:
+            checkpoint = self.directory.load_checkpoint()
+            self.restore(checkpoint)
+            self.history = self.directory.truncate_metrics(checkpoint.epoch)
+            start_epoch, row = checkpoint.epoch, f"resumed from epoch {checkpoint.epoch}"
         self.directory.write_status("running")
-        with self._life_cycle(("resume", f"resumed from epoch {checkpoint.epoch}")):
+        with self._life_cycle(("resume", row)):
+            for text in self.directory.damage:
+                self.hooks.call.notice(text=text)
             self.choose_engine()
-            self._run(checkpoint.epoch)
+            self._run(start_epoch)
 
     @contextmanager
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
@@ -325,6 +336,7 @@ class Trainer:
         self.directory.write_model(self.members.network_tensors() | combiner, self._model_metadata())
         self.directory.update_environment(seconds=self.seconds)
         result = {"metrics": self.metrics, "members": self.member_metrics, "epochs": len(self.history)}
+        result["notices"] = list(self.recorder.notices)
         self.directory.write_result(result)
 
     def _model_metadata(self) -> Mapping[str, Any]:
