@@ -10,7 +10,7 @@ import click
 
 from ensemblekit.cli.completion import complete_shipped_spec
 from ensemblekit.cli.options import json_option, plugin_option, set_option, spec_argument, writing_to
-from ensemblekit.core.errors import SpecError, UsageError, did_you_mean
+from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean
 
 name_argument = click.argument("name", metavar="NAME", shell_complete=complete_shipped_spec)
 
@@ -61,10 +61,11 @@ def schema(plugin_files: Sequence[str]) -> None:
     """
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
+    from ensemblekit.display.streams import report
     from ensemblekit.spec.schema import spec_schema
 
-    def warn(error: Exception) -> None:
-        click.echo(f"warning: {error}", err=True)
+    def warn(error: EnsemblekitError) -> None:
+        report(f"warning: {error.line}")
 
     Printer().json(spec_schema(discover(plugin_files), on_broken=warn))
 
@@ -95,7 +96,9 @@ def specs(ctx: click.Context, as_json: bool) -> None:
 @name_argument
 def show(name: str) -> None:
     """Print a shipped spec."""
-    click.echo(_shipped(name).read_text(encoding="utf-8"), nl=False)
+    from ensemblekit.display.console import Printer
+
+    Printer().document(_shipped(name).read_text(encoding="utf-8"))
 
 
 @specs.command()

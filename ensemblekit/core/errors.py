@@ -7,6 +7,8 @@ In Python an error reads as a sentence, its location and a hint, each on a line 
 from __future__ import annotations
 
 import difflib
+import errno
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -17,6 +19,14 @@ from typing import Literal
 from ensemblekit.core.kinds import KINDS
 
 DEBUG_HINT = "ensemblekit --debug … shows the traceback"
+IMPORT_GIB = 4
+"""Address space that is enough to import torch, in GiB; its libraries with those for CUDA take 3.2."""
+# "static TLS block" is about the order of libraries, not about memory
+_OUT_OF_MEMORY = re.compile(
+    r"can.?t allocate memory|cannot allocate memory(?! in static TLS)|failed to map segment|bad_alloc"
+    r"|can.?t start new thread",
+    re.IGNORECASE,
+)
 
 
 class EnsemblekitError(Exception):
@@ -117,6 +127,15 @@ class Interrupted(EnsemblekitError):
         self.exit_code = exit_code
 
 
+_OF_THE_SYSTEM: dict[int | None, tuple[type[EnsemblekitError], str]] = {
+    errno.ENAMETOOLONG: (UsageError, "give a shorter name"),
+    errno.ENOSPC: (ResourceError, "make room on this disk"),
+    errno.EDQUOT: (ResourceError, "make room on this disk"),
+    errno.EMFILE: (ResourceError, "raise the limit of open files (ulimit -n)"),
+    errno.ENFILE: (ResourceError, "close other programs"),
+}
+"""Failures of the operating system that have one cause wherever they happen, each with its error and its fix."""
+
 ProblemCode = Literal["invalid", "unknown_plugin", "broken_plugin"]
 
 
@@ -189,17 +208,21 @@ def one_line(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; on a CPU torch reports that as a plain RuntimeError."""
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+    """Whether memory ran out; torch and the loader of libraries report that as plain errors with a text of their own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError | ImportError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def explain(error: BaseException) -> EnsemblekitError:
-    """Turn an unexpected exception into an error that says whose it is: the memory's, a plugin's or a bug of ours."""
+    """Turn an unexpected exception into an error that says whose it is: the machine's, a plugin's or a bug of ours."""
     if is_out_of_memory(error):
-        fix = "lower training.batch_size, ensemble.members or the model's size, or set engine.recompute = true"
-        return ResourceError("out of memory", one_line(str(error)), fix)
+        return _memory_error(error)
+    if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+        kind, fix = _OF_THE_SYSTEM[error.errno]
+        return kind(str(error.strerror), _shortened(str(error.filename or "")), fix)
     what = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
     frames = list(traceback.walk_tb(error.__traceback__))  # the innermost is last
     packages = _third_party_plugin_packages()
@@ -208,6 +231,32 @@ def explain(error: BaseException) -> EnsemblekitError:
         return PluginError(f"a plugin failed with {what}", _location(*in_plugins[-1]), fix)
     where = _location(*frames[-1]) if frames else ""
     return EnsemblekitError(what, where, f"{DEBUG_HINT}; if data and model are right, please report it")
+
+
+def _memory_error(error: BaseException) -> ResourceError:
+    limit = address_space()
+    raise_limit = f"raise the limit of {limit / 2**30:.1f} GiB (ulimit -v)" if limit is not None else ""
+    if isinstance(error, ImportError | OSError):
+        needed = f"importing torch takes {IMPORT_GIB} GiB of address space"
+        fix = f"{needed}: {raise_limit or 'free some memory'}"
+        return ResourceError("out of memory while a library was loaded", one_line(str(error)), fix)
+    fix = "lower training.batch_size, ensemble.members or the model's size, or set engine.recompute = true"
+    fix = f"{fix}, or {raise_limit}" if raise_limit else fix
+    return ResourceError("out of memory", one_line(str(error)), fix)
+
+
+def address_space() -> int | None:
+    """Return the limit of this process's address space in bytes; None if there is none."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _shortened(name: str, length: int = 100) -> str:
+    return name if len(name) <= length else f"{name[:length]}…"
 
 
 def _location(frame: FrameType, line: int) -> str:
