@@ -11,7 +11,7 @@ import errno
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Literal
@@ -136,7 +136,7 @@ _OF_THE_SYSTEM: dict[int | None, tuple[type[EnsemblekitError], str]] = {
 }
 """Failures of the operating system that have one cause wherever they happen, each with its error and its fix."""
 
-ProblemCode = Literal["invalid", "unknown_plugin", "broken_plugin"]
+ProblemCode = Literal["invalid", "unknown_key", "unknown_plugin", "broken_plugin"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,8 @@ class Problem:
     what: str
     fix: str = ""
     code: ProblemCode = "invalid"
+    source: str = ""
+    """The overrides that cause it, such as `--set training.epochs=0`; empty if the spec itself does."""
 
     @property
     def exit_code(self) -> int:
@@ -163,7 +165,7 @@ class Problem:
         return f"{self.path}: {self.what}" if self.path else self.what
 
     def __str__(self) -> str:
-        return f"{self.key_and_what}; {self.fix}" if self.fix else self.key_and_what
+        return "; ".join(part for part in (self.key_and_what, self.source, self.fix) if part)
 
 
 class SpecError(EnsemblekitError):
@@ -175,13 +177,21 @@ class SpecError(EnsemblekitError):
         self.problems = tuple(problems)
         self.source = source
         if len(self.problems) == 1:
-            super().__init__(self.problems[0].key_and_what, source, self.problems[0].fix)
+            (problem,) = self.problems
+            super().__init__(problem.key_and_what, problem.source or source, problem.fix)
         else:
-            paths = ", ".join(dict.fromkeys(problem.path for problem in self.problems if problem.path))
-            where = f"{source}: {paths}" if paths else source
-            super().__init__(f"{len(self.problems)} problems in the spec", where, "each is listed above")
+            what = f"{len(self.problems)} problems in the spec"
+            super().__init__(what, "; ".join(self._locations()), "each is listed above")
         # A spec that fails only because an installed plugin is broken is the plugin's fault, not the spec's.
         self.exit_code = min(problem.exit_code for problem in self.problems)
+
+    def _locations(self) -> Iterator[str]:
+        """Yield the spec with the paths of its own problems, and the overrides that cause others."""
+        own = [problem.path for problem in self.problems if not problem.source]
+        if own:
+            paths = ", ".join(dict.fromkeys(path for path in own if path))
+            yield f"{self.source}: {paths}" if paths else self.source
+        yield from dict.fromkeys(problem.source for problem in self.problems if problem.source)
 
     def __str__(self) -> str:
         if len(self.problems) == 1:

@@ -86,7 +86,7 @@ class PluginEntry(Entry):
 
     def read(self, reader: Reader, value: Any) -> Plugin | None:
         if value is not MISSING:
-            return reader.plugin(self.base, value, self.path)
+            return reader.plugin(self.base, value, self.path, self.default)
         if self.default is not None:
             return reader.plugin(self.base, self.default, self.path)
         installed = ", ".join(reader.registry.plugins(self.base.kind)) or "none"
@@ -99,7 +99,7 @@ class PluginEntry(Entry):
         return table["name"] if len(table) == 1 and "." in self.path else table
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
-        schema = builder.plugins(self.base.kind)
+        schema = builder.plugins(self.base.kind, self.default)
         return schema if self.default is None else {**schema, "default": self.default}
 
     def rows(self, value: Plugin) -> Rows:
@@ -188,13 +188,15 @@ class ChoiceEntry(Entry):
     default: str = ""
 
     def read(self, reader: Reader, value: Any) -> Section | None:
-        return reader.choice(self.default if value is MISSING else value, self.path, self.names(), self.section_of)
+        value = self.default if value is MISSING else value
+        return reader.choice(value, self.path, self.names(), self.section_of, self.default)
 
     def write(self, value: Section) -> dict[str, Any]:
         return value.to_table()
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
-        return builder.named(((name, self.section_of(name)) for name in self.names()), self.path.rpartition(".")[2])
+        sections = ((name, self.section_of(name)) for name in self.names())
+        return builder.named(sections, self.path.rpartition(".")[2], self.default)
 
     def rows(self, value: Section) -> Rows:
         always = {"lr"} & set(type(value).model_fields)
