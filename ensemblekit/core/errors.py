@@ -218,7 +218,7 @@ def one_line(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch and the loader of libraries report that as plain errors with a text of their own."""
+    """Whether memory ran out; torch and the loader of libraries report that as plain errors, by their text."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -79,8 +79,9 @@ def toml_value(value: Any) -> str:
     """Write a value as TOML, on one line."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, dict):
+        items = [f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()]
+        return "{ " + ", ".join(items) + " }" if items else "{}"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 

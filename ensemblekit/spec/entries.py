@@ -86,7 +86,7 @@ class PluginEntry(Entry):
 
     def read(self, reader: Reader, value: Any) -> Plugin | None:
         if value is not MISSING:
-            return reader.plugin(self.base, value, self.path, self.default)
+            return reader.plugin(self.base, value, self.path)
         if self.default is not None:
             return reader.plugin(self.base, self.default, self.path)
         installed = ", ".join(reader.registry.plugins(self.base.kind)) or "none"
@@ -99,7 +99,7 @@ class PluginEntry(Entry):
         return table["name"] if len(table) == 1 and "." in self.path else table
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
-        schema = builder.plugins(self.base.kind, self.default)
+        schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
 
     def rows(self, value: Plugin) -> Rows:

@@ -31,9 +31,9 @@ class Reader:
         """Add a problem of the key at a dotted path."""
         self.problems.append(Problem(path, what, fix))
 
-    def plugin(self, base: type[AnyPlugin], value: Any, path: str, default: str | None = None) -> AnyPlugin | None:
-        """Read a plugin from its table, or from its name alone; `default` is the name if there is none."""
-        named = self.named(value, path, default)
+    def plugin(self, base: type[AnyPlugin], value: Any, path: str) -> AnyPlugin | None:
+        """Read a plugin from its table, or from its name alone."""
+        named = self.named(value, path)
         if named is None:
             return None
         name, table = named
@@ -51,7 +51,7 @@ class Reader:
     def choice(
         self, value: Any, path: str, names: Iterable[str], section_of: Callable[[str], type[AnySection]], default: str
     ) -> AnySection | None:
-        """Read a section that is chosen by name, from its table or from its name alone; see `plugin`."""
+        """Read a section that is chosen by name, from its table or from its name alone; a table without a name is one of `default`."""
         named = self.named(value, path, default)
         if named is None:
             return None

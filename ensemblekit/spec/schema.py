@@ -62,7 +62,7 @@ class SchemaBuilder:
             names.append(name)
         return {"oneOf": [{"enum": names, "description": "the name alone"}, *tables]} if names else {"not": {}}
 
-    def plugins(self, kind: str, default: str | None = None) -> dict[str, Any]:
+    def plugins(self, kind: str) -> dict[str, Any]:
         """Return the schema of a plugin of a kind."""
         usable = []
         for name, info in self.registry.plugins(kind).items():
@@ -70,4 +70,4 @@ class SchemaBuilder:
                 usable.append((name, info.load()))
             except PluginError as error:
                 self.on_broken(error)
-        return self.named(usable, kind, default)
+        return self.named(usable, kind)

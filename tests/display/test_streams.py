@@ -144,7 +144,7 @@ def test_newlines_in_names_stay_on_one_line():
 
 
 def test_the_names_in_an_error_are_printable():
-    result = run("validate", f"no\x1b[31m\nerror: fake\x9b.toml")
+    result = run("validate", "no\x1b[31m\nerror: fake\x9b.toml")
     assert result.exit_code == 2
     assert result.stderr.startswith(r"error: neither a file nor a shipped spec; no\x1b[31m error: fake\x9b.toml;")
     assert len(result.stderr.splitlines()) == 1

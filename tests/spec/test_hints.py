@@ -76,7 +76,7 @@ def test_another_name_that_leaves_keys_of_the_old_one_is_led_to_the_whole_sectio
         ("method.lambda=0.1", "method.name"),  # nothing is wrong with this key itself
         ("model=3", "model"),
         ("seed.x=1", "seed"),
-        ('model={name = "linear", bais = true}', "model.bais"),
+        ('model={ name = "linear", bais = true }', "model.bais"),
     ],
 )
 def test_a_value_that_was_set_is_never_blamed_on_the_file(tables, registry, setting, key):

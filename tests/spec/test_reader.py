@@ -198,7 +198,6 @@ def test_a_setting_of_a_default_needs_no_name(tables, registry):
     spec = load_spec(tables, {"training.optimizer.lr": 0.5, "training.schedule.warmup_epochs": 2}, registry)
     assert (spec.optimizer.name, spec.optimizer.lr) == ("adabelief", 0.5)
     assert (spec.schedule.name, spec.schedule.warmup_epochs) == ("constant", 2.0)
-    assert load_spec({**tables, "training": {"loss": {}}}, None, registry).loss.name == "cross_entropy"
 
 
 @pytest.mark.parametrize(
