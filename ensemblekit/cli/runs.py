@@ -177,13 +177,14 @@ def predict(
     entropy that is due to disagreement). For values: standard deviation over the members.
     """
     from ensemblekit import api
+    from ensemblekit.display.console import Printer
     from ensemblekit.inference.prediction import format_predictions, predict_files
 
     if file_format is None:
         file_format = "json" if as_json or (output and output.suffix.lower() == ".json") else "csv"
     text = format_predictions(predict_files(api.load(run_path, plugins=plugin_files), files), file_format)
     if output is None:
-        click.echo(text, nl=False)
+        Printer().document(text)
         return
     with writing_to(output):
         output.write_text(text, encoding="utf-8")

@@ -79,7 +79,14 @@ def toml_value(value: Any) -> str:
     """Write a value as TOML, on one line."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        items = [f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()]
+        return "{ " + ", ".join(items) + " }" if items else "{}"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def _toml_key(key: str) -> str:
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
 
 
 def short(value: Any) -> str:
@@ -99,7 +106,7 @@ def problems_from(
         where = ".".join([path, *location])
         allowed = f"allowed: {allowed_values(schemas[key])}" if key in schemas else ""
         if detail["type"] == "extra_forbidden":
-            yield Problem(where, "unknown key", choices(key, [*schemas, *other_keys]))
+            yield Problem(where, "unknown key", choices(key, [*schemas, *other_keys]), "unknown_key")
         elif detail["type"] == "missing":
             yield Problem(where, "missing", allowed)
         else:

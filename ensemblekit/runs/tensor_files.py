@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from ensemblekit.core.files import sha256_of_file
@@ -30,6 +30,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file, on the CPU; a `SafetensorError` if it is not a safetensors file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # load_file opens only files whose names are UTF-8
+        return load(path.read_bytes())
     # load_file maps the file to memory: copies stay valid if the file is replaced, truncated or removed
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 

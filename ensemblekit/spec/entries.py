@@ -188,13 +188,15 @@ class ChoiceEntry(Entry):
     default: str = ""
 
     def read(self, reader: Reader, value: Any) -> Section | None:
-        return reader.choice(self.default if value is MISSING else value, self.path, self.names(), self.section_of)
+        value = self.default if value is MISSING else value
+        return reader.choice(value, self.path, self.names(), self.section_of, self.default)
 
     def write(self, value: Section) -> dict[str, Any]:
         return value.to_table()
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
-        return builder.named(((name, self.section_of(name)) for name in self.names()), self.path.rpartition(".")[2])
+        sections = ((name, self.section_of(name)) for name in self.names())
+        return builder.named(sections, self.path.rpartition(".")[2], self.default)
 
     def rows(self, value: Section) -> Rows:
         always = {"lr"} & set(type(value).model_fields)

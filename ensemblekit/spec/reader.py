@@ -14,6 +14,7 @@ from ensemblekit.core.errors import PluginError, Problem, SpecError, UsageError,
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.core.registry import Registry
 from ensemblekit.spec.entries import MISSING
+from ensemblekit.spec.hints import attribute, with_known_keys
 from ensemblekit.spec.reading import AnyPlugin, Reader
 from ensemblekit.spec.sections import ENTRIES, Spec
 from ensemblekit.spec.tables import override, read_toml
@@ -31,17 +32,27 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Mapping[str, An
         SpecError: with all problems of the spec.
     """
     label = "the spec" if isinstance(source, Mapping) else str(source)
-    tables = dict(deepcopy(source)) if isinstance(source, Mapping) else read_toml(Path(source))
+    tables = source if isinstance(source, Mapping) else read_toml(Path(source))
+    overrides = dict(overrides or {})
+    spec, reader = _attempt(tables, overrides, registry)
+    if spec is None or reader.problems:
+        problems = with_known_keys(reader.problems, reader.tables, registry)
+        if overrides:
+            problems = attribute(problems, overrides, lambda others: _attempt(tables, others, registry)[1].problems)
+        raise SpecError(problems, label)
+    return spec
+
+
+def _attempt(tables: Mapping[str, Any], overrides: Mapping[str, Any], registry: Registry) -> tuple[Spec | None, Reader]:
+    """Read a spec with overrides, and return it with its reader, which has the problems; `tables` stay as they are."""
+    changed = dict(deepcopy(tables))
     reader = Reader(registry)
-    for path, value in (overrides or {}).items():
+    for path, value in overrides.items():
         try:
-            override(tables, path, value)
+            override(changed, path, deepcopy(value))
         except UsageError as error:
             reader.problem(error.where, error.what, error.fix)
-    spec = _read(reader, tables)
-    if spec is None or reader.problems:
-        raise SpecError(reader.problems, label)
-    return spec
+    return _read(reader, changed), reader
 
 
 def build_plugin(base: type[AnyPlugin], value: str | Mapping[str, Any], registry: Registry) -> AnyPlugin:
@@ -58,7 +69,7 @@ def _read(reader: Reader, tables: dict[str, Any]) -> Spec | None:
     allowed = {entry.path.partition(".")[0] for entry in ENTRIES.values()}
     for key in tables:
         if key not in allowed:
-            reader.problem(str(key), "unknown key", choices(str(key), allowed))
+            reader.problems.append(Problem(str(key), "unknown key", choices(str(key), allowed), "unknown_key"))
     for name, entry in ENTRIES.items():
         reader.values[name] = entry.read(reader, _value_at(tables, entry.path))
     if reader.problems:

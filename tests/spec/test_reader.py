@@ -194,6 +194,12 @@ def test_overrides_reach_into_tables_lists_and_names(registry):
     assert load_spec({**FULL, "method": "gncl"}, {"method.lambda": 0.1}, registry).methods[0].lam == 0.1
 
 
+def test_a_setting_of_a_default_needs_no_name(tables, registry):
+    spec = load_spec(tables, {"training.optimizer.lr": 0.5, "training.schedule.warmup_epochs": 2}, registry)
+    assert (spec.optimizer.name, spec.optimizer.lr) == ("adabelief", 0.5)
+    assert (spec.schedule.name, spec.schedule.warmup_epochs) == ("constant", 2.0)
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [("method.lambda", "method.0.name"), ("method.5.lambda", "method.0.name"), ("seed.x", "a value, not a table")],
