@@ -186,6 +186,8 @@ class Splits:
     """Channel means of inputs scaled to [0, 1]; None: computed from the training split if needed."""
     std: tuple[float, ...] | None = None
     """Channel standard deviations of inputs scaled to [0, 1]; None: as for `mean`."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows (label, text) that the plan shows: what was done with the data, for example files that were skipped."""
 
 
 class Dataset(Plugin):

@@ -141,6 +141,8 @@ class Data:
     validation: Split | None
     """Samples for model selection, disjoint from the training split; None if none are held out."""
     test: Split
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows (label, text) that the plan shows; see `Splits.notes`."""
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same data with its batches on a device."""
@@ -183,7 +185,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
         for name, source in sources.items()
     }
     info = replace(splits.info, input_shape=shape)
-    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"])
+    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"], notes=splits.notes)
 
 
 def _check_splits(splits: object, dataset: Dataset) -> None:
