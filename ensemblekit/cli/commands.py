@@ -70,6 +70,8 @@ class Commands(click.Group):
             if isinstance(error, SpecError) and len(error.problems) > 1:
                 for problem in error.problems:
                     print(f"  {problem}", file=sys.stderr)
+            for detail in error.first_details:
+                print(f"  {detail}", file=sys.stderr)
             ctx.exit(_report_error(error))
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -224,7 +225,8 @@ class Dataset(Plugin):
 
     def found_at(self) -> Path | None:
         """The first of `places` that exists; None if there is none or if it needs no files."""
-        return next((path for path in self.places() if path.exists()), None)
+        # not Path.exists, which raises if a name is too long
+        return next((path for path in self.places() if os.path.exists(path)), None)
 
     @abstractmethod
     def load(self, seed: int) -> Splits:
