@@ -20,6 +20,8 @@ from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did
 from ensemblekit.display.streams import ReaderGone, discard_unwritten, output_error, prepare_streams, report
 
 INTERRUPTED = 130
+COMPUTING = ("train", "resume", "evaluate", "predict", "check", "bench")
+"""The commands for which freed memory is kept: the process is theirs alone."""
 
 
 class Commands(click.Group):
@@ -111,6 +113,8 @@ def _report_error(error: EnsemblekitError) -> int:
     if isinstance(error, SpecError) and len(error.problems) > 1:
         for problem in error.problems:
             report(f"  {problem}")
+    for detail in error.first_details:
+        report(f"  {detail}")
     return _report(error.line, error.exit_code)
 
 
@@ -162,6 +166,10 @@ def main(debug: bool) -> None:
       ensemblekit list                 show the installed plugins
       ensemblekit inspect gncl         explain one of them
     """
+    if click.get_current_context().invoked_subcommand in COMPUTING:
+        from ensemblekit.core.memory import keep_freed_memory
+
+        keep_freed_memory()
 
 
 for module in (runs, plugins, specs, bench):

@@ -18,6 +18,7 @@ from typing import Literal
 
 from ensemblekit.core.kinds import KINDS
 
+MAX_DETAILS = 20
 DEBUG_HINT = "ensemblekit --debug … shows the traceback"
 IMPORT_GIB = 4
 """Address space that is enough to import torch, in GiB; its libraries with those for CUDA take 3.2."""
@@ -40,6 +41,7 @@ class EnsemblekitError(Exception):
         hook: name of the hook that returned a wrong value, if one did.
         expected: what should have been there instead, if that can be said in a few words.
         path: file or directory that is to blame, if one is.
+        details: everything that is wrong, one line each, if it is more than one thing; shown in front of the error.
     """
 
     exit_code = 1
@@ -54,8 +56,10 @@ class EnsemblekitError(Exception):
         hook: str | None = None,
         expected: str | None = None,
         path: str | None = None,
+        details: Sequence[str] = (),
     ) -> None:
         super().__init__(what, where, fix)
+        self.details = tuple(details)
         self.what, self.where, self.fix = what, where, fix
         self.plugin, self.hook, self.expected, self.path = plugin, hook, expected, path
 
@@ -70,8 +74,15 @@ class EnsemblekitError(Exception):
         """All of it on one line, as the command line prints it: `what; where; fix`."""
         return f"{self.problem}; {self.fix}" if self.fix else self.problem
 
+    @property
+    def first_details(self) -> list[str]:
+        """The first of the details, with the number of those that are left out."""
+        rest = len(self.details) - MAX_DETAILS
+        return [*self.details[:MAX_DETAILS], *([f"… and {rest} more"] if rest > 0 else [])]
+
     def __str__(self) -> str:
         lines = [self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."]
+        lines += [f"  {detail}" for detail in self.first_details]
         if self.where:
             lines.append(f"  at {self.where}")
         if self.expected:

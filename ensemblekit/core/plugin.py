@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -186,6 +187,8 @@ class Splits:
     """Channel means of inputs scaled to [0, 1]; None: computed from the training split if needed."""
     std: tuple[float, ...] | None = None
     """Channel standard deviations of inputs scaled to [0, 1]; None: as for `mean`."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows (label, text) that the plan shows: what was done with the data, for example files that were skipped."""
 
 
 class Dataset(Plugin):
@@ -222,7 +225,8 @@ class Dataset(Plugin):
 
     def found_at(self) -> Path | None:
         """The first of `places` that exists; None if there is none or if it needs no files."""
-        return next((path for path in self.places() if path.exists()), None)
+        # not Path.exists, which raises if a name is too long
+        return next((path for path in self.places() if os.path.exists(path)), None)
 
     @abstractmethod
     def load(self, seed: int) -> Splits:

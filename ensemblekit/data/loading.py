@@ -144,6 +144,8 @@ class Data:
     test: Split
     fingerprint: Fingerprint = field(default_factory=dict)
     """What tells this data from other data."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows (label, text) that the plan shows; see `Splits.notes`."""
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same data with its batches on a device."""
@@ -187,7 +189,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
         for name, source in sources.items()
     }
     info = replace(splits.info, input_shape=shape)
-    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"], known_by)
+    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"], known_by, splits.notes)
 
 
 def _check_splits(splits: object, dataset: Dataset) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -291,6 +292,36 @@ def test_everything_runs_on_the_meta_device() -> None:
         assert tensor.is_meta
     for tensor in everything(load_data(Mapped(storage="stream"), 0).to("meta")):
         assert tensor.is_meta
+
+
+class Counted(MapStyle):
+    """Large samples that count how many of them are in memory at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(range(100), [0, 1] * 50)
+        self.alive = self.most_alive = 0
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.alive += 1
+        self.most_alive = max(self.most_alive, self.alive)
+        sample = torch.zeros(3, 400, 400, dtype=torch.uint8)
+        weakref.finalize(sample, self._release)
+        return sample, self.labels[index]
+
+    def _release(self) -> None:
+        self.alive -= 1
+
+
+def test_a_stream_needs_the_memory_of_a_batch_in_checks_and_in_training() -> None:
+    counted = Counted()
+    data = data_from_datasets(counted, counted, seed=0, storage="stream", normalise=True, validation_fraction=0)
+    assert counted.most_alive <= 2**24 // 480_000 + 2
+    counted.most_alive = 0
+    for _ in data.train.training_batches(4, 0, 0):
+        pass
+    for _ in data.test.batches(4):
+        pass
+    assert 4 <= counted.most_alive <= 5
 
 
 # Python data sets
