@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
     "spread": ("diversity", "remainder", "disagreement", "mutual_information"),
 }
 """Every metric, by what it describes: the ensemble, its members by themselves, or how they differ."""
+_OLD_NAMES = {name: f"test_{name}" for name in METRIC_GROUPS["members"]} | {"images_per_second": "samples_per_second"}
 
 
 def metric_group(name: str) -> str:
@@ -54,9 +56,14 @@ def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | Non
     return {name: float(value) for name, value in metrics.items()}
 
 
-def flat_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Name the metrics of the test data as runs do: `test_accuracy`, but `mean_member_accuracy`."""
-    return {name if metric_group(name) == "members" else f"test_{name}": value for name, value in metrics.items()}
+def flat_metrics(metrics: Mapping[str, float], split: str = "test") -> dict[str, float]:
+    """Name the metrics of a split as runs do: `test_accuracy`, `test_mean_member_accuracy`."""
+    return {f"{split}_{name}": value for name, value in metrics.items()}
+
+
+def translate_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's metrics with the names of version 0.1.0 replaced by the current ones."""
+    return {_OLD_NAMES.get(name, name): value for name, value in metrics.items()}
 
 
 @torch.no_grad()

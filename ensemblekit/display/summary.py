@@ -64,7 +64,7 @@ def run_summary(
 
 
 def metric(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of the test data; names of members' metrics may or may not begin with `test_`."""
+    """Return a metric of the test data; the names may or may not begin with `test_`."""
     value = metrics.get(f"test_{name}", metrics.get(name))
     return None if value is None else float(value)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemblekit.core.errors import PluginError, RunError, SpecError
+from ensemblekit.core.metrics import translate_names
 from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.spec.reader import load_spec
@@ -62,7 +63,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
     """Read everything about a run except its weights."""
     result = directory.read_result()
     with as_written(directory.path / "result.json"):
-        metrics = dict(result["metrics"]) if result is not None else {}
+        metrics = translate_names(result["metrics"]) if result is not None else {}
         members = list(result["members"]) if result is not None else []
     return Run(
         path=directory.path,
@@ -70,7 +71,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
         status=directory.status,
         metrics=metrics,
         members=members,
-        history=directory.read_metrics(),
+        history=[translate_names(row) for row in directory.read_metrics()],
         environment=directory.environment,
         checkpoints=directory.checkpoint_epochs,
         error=directory.error,

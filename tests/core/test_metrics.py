@@ -10,6 +10,7 @@ import torch
 from sklearn import metrics as sk
 
 import ensemblekit as ek
+from ensemblekit.core.metrics import flat_metrics, translate_names
 
 GENERATOR = torch.Generator().manual_seed(5)
 M, N, C = 4, 200, 6
@@ -119,3 +120,21 @@ def test_margin_losses_are_evaluated_as_two_classes():
 def test_outputs_that_require_a_gradient_can_be_evaluated():
     found = ek.evaluate(OUTPUTS.clone().requires_grad_(), CLASSES)
     assert found == ek.evaluate(OUTPUTS, CLASSES)
+
+
+def test_names_of_version_0_1_0_are_translated_and_current_ones_kept():
+    old = {"epoch": 1, "test_loss": 0.5, "mean_member_loss": 0.7, "oracle_accuracy": 0.9, "images_per_second": 100.0}
+    new = {
+        "epoch": 1,
+        "test_loss": 0.5,
+        "test_mean_member_loss": 0.7,
+        "test_oracle_accuracy": 0.9,
+        "samples_per_second": 100.0,
+    }
+    assert translate_names(old) == new
+    assert translate_names(new) == new
+
+
+def test_every_metric_of_a_split_has_its_prefix():
+    found = ek.evaluate(OUTPUTS, CLASSES)
+    assert list(flat_metrics(found, "validation")) == [f"validation_{name}" for name in found]
