@@ -195,6 +195,14 @@ def checkpoint_saved(epoch: int, path: Path) -> None:
 
 
 @hookspec
+def notice(text: str) -> None:
+    """Pass on what a user should know although it is no error, such as a damaged checkpoint that was skipped.
+
+    Called at any time between `run_started` and `run_ended`. The display prints it, and the run keeps it.
+    """
+
+
+@hookspec
 def run_finished(metrics: Mapping[str, Any]) -> None:
     """Log the final metrics. Called once, only if the run has finished; see `run_ended` for all ways to end."""
 

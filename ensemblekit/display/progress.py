@@ -63,6 +63,10 @@ class PlainProgress(Progress):
         self.printer.text(epoch_line(metrics, num_epochs))
 
     @hookimpl
+    def notice(self, text: str) -> None:
+        self.printer.text(f"note: {text}")
+
+    @hookimpl
     def run_ended(
         self,
         status: RunStatus,

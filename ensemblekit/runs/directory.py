@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -174,9 +174,16 @@ class RunDirectory:
         """When the run was begun, in ISO format."""
         return str(self._record.get("created", ""))
 
-    def write_status(self, status: str, error: str | None = None) -> None:
-        """Record how the run goes or how it ended."""
-        self._record |= {"status": status, "updated": _now(), "error": error}
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know about the run although it is no error, as recorded last."""
+        notices = self._record.get("notices")
+        return [str(text) for text in notices] if isinstance(notices, list) else []
+
+    def write_status(self, status: str, error: str | None = None, notices: Sequence[str] | None = None) -> None:
+        """Record how the run goes or how it ended; `notices` replace those that were recorded before."""
+        kept = self.notices if notices is None else list(notices)
+        self._record |= {"status": status, "updated": _now(), "error": error, "notices": kept}
         replace_file(self.path / _RUN, json_bytes(self._record))
 
     def _spec_text(self) -> str:

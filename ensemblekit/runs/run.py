@@ -41,6 +41,8 @@ class Run:
     """The epochs that have a checkpoint."""
     error: str | None = None
     """Why the run failed."""
+    notices: list[str] = field(default_factory=list)
+    """What a user should know about the run although it is no error, such as a damaged checkpoint."""
     load_ensemble: Callable[[], Ensemble] | None = field(default=None, repr=False)
 
     @property
@@ -75,6 +77,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
         environment=directory.environment,
         checkpoints=directory.checkpoint_epochs,
         error=directory.error,
+        notices=directory.notices,
         load_ensemble=load_ensemble,
     )
 

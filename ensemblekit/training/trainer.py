@@ -71,8 +71,8 @@ class Trainer:
         self.splits = {"test": self.data.test}
         if self.data.validation is not None:
             self.splits["validation"] = self.data.validation
-        recorder = RunRecorder(directory)
-        self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, recorder])
+        self.recorder = RunRecorder(directory)
+        self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, self.recorder])
         self.hooks = self.objective.hooks
         self.settings = EngineSettings.of(spec, self.device, self.hooks.passes(spec.ensemble.members))
         self.members = GrowingMembers(spec, self.data.info, self.device)
@@ -325,6 +325,7 @@ class Trainer:
         self.directory.write_model(self.members.network_tensors() | combiner, self._model_metadata())
         self.directory.update_environment(seconds=self.seconds)
         result = {"metrics": self.metrics, "members": self.member_metrics, "epochs": len(self.history)}
+        result["notices"] = list(self.recorder.notices)
         self.directory.write_result(result)
 
     def _model_metadata(self) -> Mapping[str, Any]:
