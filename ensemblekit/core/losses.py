@@ -77,6 +77,15 @@ class Loss(Plugin):
         """Convert outputs (..., C) of a network trained with this loss to class probabilities (..., K)."""
         return outputs.softmax(dim=-1)
 
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        """Compute the logarithm of `probabilities`, also where these are too small for the dtype.
+
+        Override it together with `probabilities` if there is a formula that does not underflow.
+        """
+        if type(self).probabilities is Loss.probabilities:
+            return outputs.log_softmax(dim=-1)
+        return self.probabilities(outputs).log()
+
     def num_outputs(self, info: DataInfo) -> int:
         """Return the number of outputs that a network needs for this data."""
         return 1 if self.takes == "margins" else info.num_outputs
@@ -208,6 +217,9 @@ class Exponential(_MarginLoss):
     def probabilities(self, outputs: Tensor) -> Tensor:
         return two_classes(torch.sigmoid(2 * outputs))  # Friedman, Hastie and Tibshirani 2000
 
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(torch.cat([-2 * outputs, 2 * outputs], dim=-1))
+
 
 class GaussianHinge(_MarginLoss):
     """The hinge loss smoothed by a Gaussian, for two classes and one output."""
@@ -226,6 +238,10 @@ class GaussianHinge(_MarginLoss):
     def probabilities(self, outputs: Tensor) -> Tensor:
         # the expected loss is least where erf(z) = 2 P(y = +1) - 1
         return two_classes((1 + torch.erf(outputs)) / 2)
+
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        # (1 + erf(z)) / 2 is the cumulative normal distribution at √2 z
+        return torch.special.log_ndtr(math.sqrt(2) * torch.cat([-outputs, outputs], dim=-1))
 
 
 @cache

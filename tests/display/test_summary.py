@@ -81,8 +81,7 @@ def test_the_terms_of_real_outputs_add_up_in_the_line():
     assert line.startswith(f"ensemble loss {metrics['loss']:.3f} = ")
     words = line.split()
     total, mean_member, diversity, remainder = (float(words[i]) for i in (2, 6, 9, 12))
-    signed = remainder if words[10] == "+" else -remainder
-    assert total == pytest.approx(mean_member - diversity + signed, abs=2e-3)
+    assert total == pytest.approx(mean_member - diversity + remainder, abs=2e-3)
 
 
 def test_a_method_that_does_not_combine_by_the_mean_is_not_said_to_have_that_loss():
@@ -90,11 +89,12 @@ def test_a_method_that_does_not_combine_by_the_mean_is_not_said_to_have_that_los
     assert line.startswith("loss of the mean output 0.071 = ")
 
 
-def test_a_negative_remainder_is_subtracted():
+def test_the_remainder_has_the_same_sign_in_the_table_and_in_the_sentence():
     metrics = METRICS | {"test_remainder": -0.004, "test_loss": 0.063}
     assert decomposition_line(metrics) == (
-        "ensemble loss 0.063 = mean member 0.098 - diversity 0.031 - remainder 0.004"
+        "ensemble loss 0.063 = mean member 0.098 - diversity 0.031 + remainder -0.004"
     )
+    assert ("spread", "test_remainder", "-0.004") in metric_rows(metrics)
 
 
 def test_without_its_terms_there_is_no_decomposition():
