@@ -89,7 +89,7 @@ def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
     for kind, name, package in used:
         registry.get(kind, name, package=package)
     try:
-        return load_spec(directory.path / "spec.toml", None, registry)
+        return load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
     except SpecError as error:
         for problem in error.problems:
             if problem.code == "unknown_plugin":
