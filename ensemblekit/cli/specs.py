@@ -30,7 +30,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     """
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
-    from ensemblekit.spec.overview import spec_overview
+    from ensemblekit.spec.overview import spec_notes, spec_overview
     from ensemblekit.spec.reader import load_spec
     from ensemblekit.spec.shipped import find_spec
     from ensemblekit.spec.tables import parse_override
@@ -44,7 +44,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
             printer.json({"valid": False, "problems": [_problem_facts(problem, error) for problem in error.problems]})
         raise
     if as_json:
-        printer.json({"valid": True, "spec": spec.to_dict()})
+        printer.json({"valid": True, "spec": spec.to_dict(), "notes": spec_notes(spec)})
         return
     printer.table(("plan", ""), spec_overview(spec))
 

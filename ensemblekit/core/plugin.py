@@ -104,6 +104,18 @@ class Plugin(Section):
         """
         return ()
 
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        """Yield the reasons why this plugin cannot be used with data of this form.
+
+        Called as soon as task and shapes are known: with `check_spec` if the data set knows them beforehand, and always
+        once the data is loaded, before anything is trained. Paths are as for `check_spec`.
+        """
+        return ()
+
+    def notes(self, spec: Spec) -> Iterable[str]:
+        """Yield what a user of this spec should know although it is no error; `validate` and the plan show it."""
+        return ()
+
 
 class Method(Plugin):
     """An ensembling method: implements hooks of `ensemblekit.core.hookspecs` with ``@hookimpl``."""
@@ -145,6 +157,10 @@ class Model(Plugin):
         evaluation mode). Default: it supports all of them.
         """
         return {}
+
+    def gives_probabilities(self) -> bool:
+        """Return whether the outputs are class probabilities, which losses such as "nll" take, and not raw values."""
+        return False
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.metrics import mutual_information
+from ensemblekit.core.metrics import uncertainty
 from ensemblekit.data.decoding import Decoding
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
@@ -175,11 +175,9 @@ def _classes(ensemble: Ensemble, outputs: Tensor, combined: Tensor) -> Iterator[
     member_probabilities = ensemble.loss.probabilities(outputs)
     confidence, predicted = probabilities.max(dim=-1)
     agreement = (member_probabilities.argmax(dim=-1) == predicted).float().mean(dim=0)
-    entropy = torch.special.entr(probabilities).sum(dim=-1)
-    # rounding may put it a little below zero where all members say the same
-    information = mutual_information(member_probabilities).clamp_min(0)
+    uncertain = uncertainty(member_probabilities.double())
     names = ensemble.classes
-    measures = (confidence, agreement, entropy, information)
+    measures = (confidence, agreement, uncertain.entropy, uncertain.mutual_information)
     for index, *numbers in zip(predicted.tolist(), *(measure.tolist() for measure in measures), strict=True):
         labels = ("probability", "agreement", "entropy", "mutual_information")
         yield {"class": names[index] if names else index, **dict(zip(labels, numbers, strict=True))}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemblekit.core.errors import PluginError, RunError, SpecError
+from ensemblekit.core.metrics import translate_names
 from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
@@ -70,7 +71,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
     """Read everything about a run except its weights."""
     result = directory.read_result() or {}
     with as_written(directory.path / "result.json"):
-        metrics, validation = dict(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
+        metrics, validation = translate_names(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
         members = list(result.get("members", []))
         notices = list(result.get("notices", directory.notices))
     return Run(
@@ -79,7 +80,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
         status=directory.status,
         metrics=metrics,
         members=members,
-        history=directory.read_metrics(),
+        history=[translate_names(row) for row in directory.read_metrics()],
         environment=directory.environment,
         checkpoints=directory.checkpoint_epochs,
         validation=validation,
@@ -102,7 +103,7 @@ def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
     for kind, name, package in used:
         registry.get(kind, name, package=package)
     try:
-        return load_spec(directory.path / "spec.toml", None, registry)
+        return load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
     except SpecError as error:
         for problem in error.problems:
             if problem.code == "unknown_plugin":

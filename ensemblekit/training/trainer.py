@@ -31,6 +31,7 @@ from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.recorder import RunRecorder
+from ensemblekit.spec.checks import check_data
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import choose_device, environment
 from ensemblekit.training.interruption import StopRequest, stop_requests
@@ -103,7 +104,12 @@ class Trainer:
         self.members.check_supported(bf16=self.settings.bf16, single_samples=1 in self.batch_lengths)
 
     def train(self, registry: Registry) -> None:
-        """Train from the beginning; `registry` knows the packages of the plugins."""
+        """Train from the beginning; `registry` knows the packages of the plugins.
+
+        Raises:
+            SpecError: the spec does not fit the loaded data.
+        """
+        check_data(self.spec, self.data.info)
         with self._life_cycle():
             seconds_per_step = self.choose_engine()
             chosen = {"name": self.engine_name, "device": str(self.device)}

@@ -145,7 +145,7 @@ def test_evaluate_shows_every_metric(calls):
     assert calls.made == [("evaluate", Path("runs/x"), "other.csv", ("mine.py",))]
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["of", "metric", "value"]
-    assert ["members", "mean_member_loss", "0.098"] in lines
+    assert ["members", "test_mean_member_loss", "0.098"] in lines
     assert {line[1] for line in lines[1 : len(METRICS) + 1]} == set(METRICS)
     assert result.stdout.endswith("remainder 0.004\n")
 

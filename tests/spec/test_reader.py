@@ -18,7 +18,10 @@ from ensemblekit.spec.tables import parse_override
 def problems(tables, registry, overrides=None) -> dict[str, str]:
     with pytest.raises(SpecError) as error:
         load_spec(tables, overrides, registry)
-    return {problem.path: str(problem) for problem in error.value.problems}
+    found: dict[str, str] = {}
+    for problem in error.value.problems:
+        found[problem.path] = f"{found[problem.path]} {problem}" if problem.path in found else str(problem)
+    return found
 
 
 def test_the_smallest_spec_fills_in_every_default(tables, registry):
@@ -142,6 +145,17 @@ CROSS_FIELD = [
     ({"data.regression": True}, "training.loss", 'use loss = "mse"'),
     ({"data.num_classes": 3, "training.loss": "exponential"}, "training.loss", "two classes"),
     ({"data.image": True}, "model.name", "flat inputs only"),
+    ({"training.loss": "nll"}, "training.loss", "takes probabilities"),
+    ({"model": {"name": "mlp"}, "training.loss": "nll"}, "training.loss", "set model.softmax = true"),
+    ({"model": {"name": "mlp", "softmax": True}}, "training.loss", '"mlp" are probabilities'),
+    (
+        {"model": {"name": "mlp", "softmax": True}, "data.regression": True, "training.loss": "mse"},
+        "model",
+        "without a softmax",
+    ),
+    ({"method": "boosting", "training.loss": "nll"}, "training.loss", "sums are not probabilities"),
+    ({"method": {"name": "smcl", "combine": "max"}, "training.loss": "nll"}, "method.combine", "do not sum to 1"),
+    ({"method": "divloss", "data.regression": True, "training.loss": "mse"}, "method.lambda2", "has no effect"),
 ]
 
 

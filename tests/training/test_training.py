@@ -21,7 +21,7 @@ from ensemblekit.spec.optimizers import optimizer_classes
 from ensemblekit.spec.sections import ENGINES
 from ensemblekit.training.trainer import Trainer
 
-TIMES = {"seconds", "images_per_second"}
+TIMES = {"seconds", "images_per_second", "samples_per_second"}
 METHODS = [
     *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
@@ -186,9 +186,9 @@ def test_metrics_have_the_promised_names(tmp_path):
     run = ek.train(tables(method="gncl"), tmp_path / "run", progress=False)
     expected = {
         "epoch", "train_objective", "train_loss", "train_accuracy", "test_accuracy", "test_loss", "test_nll",
-        "test_ece", "test_brier", "mean_member_accuracy", "best_member_accuracy", "worst_member_accuracy",
-        "oracle_accuracy",
-        "test_diversity", "test_remainder", "test_disagreement", "learning_rate", "images_per_second", "seconds",
+        "test_ece", "test_brier", "test_mean_member_accuracy", "test_best_member_accuracy",
+        "test_worst_member_accuracy", "test_oracle_accuracy",
+        "test_diversity", "test_remainder", "test_disagreement", "learning_rate", "samples_per_second", "seconds",
         "validation_accuracy", "validation_loss",
     }  # fmt: skip
     assert [row["epoch"] for row in run.history] == [1, 2, 3, 4]
@@ -200,7 +200,7 @@ def test_metrics_have_the_promised_names(tmp_path):
 def test_regression_has_metrics_of_its_own(tmp_path):
     spec = ek.load_spec(ROOT / "specs" / "diabetes.toml", overrides={"training.epochs": 20})
     run = ek.train(spec, tmp_path / "run", progress=False)
-    assert {"test_mse", "test_r2", "mean_member_mse", "test_diversity"} <= set(run.metrics)
+    assert {"test_mse", "test_r2", "test_mean_member_mse", "test_diversity"} <= set(run.metrics)
     assert "test_accuracy" not in run.metrics
     assert run.metrics["test_r2"] > 0.3
 
