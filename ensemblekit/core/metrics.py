@@ -12,7 +12,7 @@ from ensemblekit.core.losses import Loss
 
 ECE_BINS = 15
 METRIC_GROUPS: dict[str, tuple[str, ...]] = {
-    "ensemble": ("loss", "accuracy", "nll", "ece", "brier", "entropy", "mse", "r2"),
+    "ensemble": ("loss", "accuracy", "nll", "ece", "brier", "entropy", "mse", "rmse", "mae", "r2", "standardised_mse"),
     "members": (
         "mean_member_loss",
         "mean_member_accuracy",
@@ -34,8 +34,13 @@ def metric_group(name: str) -> str:
 
 
 @torch.no_grad()
-def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | None = None) -> dict[str, float]:
-    """Compute all metrics of member outputs (M, N, C); `combined` (N, C) is the ensemble's output, else the mean."""
+def evaluate(
+    outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | None = None, target_std: Tensor | None = None
+) -> dict[str, float]:
+    """Compute all metrics of member outputs (M, N, C); `combined` (N, C) is the ensemble's output, else the mean.
+
+    If real targets were standardised, `target_std` (C,) gives the errors in their original units.
+    """
     if combined is None:
         combined = outputs.mean(dim=0)
     parts = decompose(outputs, target, loss)
@@ -46,7 +51,7 @@ def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | Non
         "remainder": parts.remainder,
     }
     if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
-        metrics |= regression_metrics(outputs, combined, target)
+        metrics |= regression_metrics(outputs, combined, target, target_std)
     else:
         classes = target.flatten() > 0 if loss.takes == "margins" else target
         probabilities = loss.probabilities(combined.double())  # float32 would cut off the log-likelihood at 87
@@ -60,12 +65,14 @@ def flat_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def member_metrics(outputs: Tensor, target: Tensor, loss: Loss) -> list[dict[str, Any]]:
+def member_metrics(
+    outputs: Tensor, target: Tensor, loss: Loss, target_std: Tensor | None = None
+) -> list[dict[str, Any]]:
     """Compute loss, and accuracy or squared error, of each member by itself, from outputs (M, N, C)."""
     names = ("loss", "accuracy", "mse")
     rows = []
     for index, member_outputs in enumerate(outputs):
-        metrics = evaluate(member_outputs.unsqueeze(0), target, loss)
+        metrics = evaluate(member_outputs.unsqueeze(0), target, loss, target_std=target_std)
         rows.append({"index": index, **{name: metrics[name] for name in names if name in metrics}})
     return rows
 
@@ -91,18 +98,29 @@ def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, 
     }
 
 
-def regression_metrics(outputs: Tensor, combined: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Compute mean squared errors and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
+def regression_metrics(
+    outputs: Tensor, combined: Tensor, target: Tensor, target_std: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Compute errors and R² from (M, N, C), (N, C) and real targets (N,) or (N, C).
+
+    With `target_std` (C,), outputs and targets are standardised by it, and errors are in the original units.
+    """
     outputs, combined = outputs.double(), combined.double()
     target = target.reshape(combined.shape).double()
-    member_mse = (outputs - target).square().mean(dim=(1, 2))
-    return {
-        "mse": (combined - target).square().mean(),
+    unit = torch.ones((), device=target.device) if target_std is None else target_std.to(target)
+    errors = (combined - target) * unit
+    mse = errors.square().mean()
+    member_mse = ((outputs - target) * unit).square().mean(dim=(1, 2))
+    metrics = {
+        "mse": mse,
+        "rmse": mse.sqrt(),
+        "mae": errors.abs().mean(),
         "r2": r2_score(combined, target),
         "mean_member_mse": member_mse.mean(),
         "best_member_mse": member_mse.min(),
         "worst_member_mse": member_mse.max(),
     }
+    return metrics if target_std is None else metrics | {"standardised_mse": (combined - target).square().mean()}
 
 
 def negative_log_likelihood(probabilities: Tensor, classes: Tensor) -> Tensor:

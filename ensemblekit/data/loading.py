@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from math import prod
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.image_dataset import ImageDataset
+from ensemblekit.data.scaling import TargetScaling, scale_targets
 from ensemblekit.data.sources import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.data.splitting import hold_out, limit
 from ensemblekit.data.transforms import ImageTransform
@@ -38,7 +39,7 @@ class Batch:
     inputs: Tensor
     """float32 (B, *input_shape)."""
     targets: Tensor
-    """Class indices, int64 (B,), or real values, float32 (B, C)."""
+    """Class indices, int64 (B,), or real values, float32 (B, C), standardised if the data set says so."""
     index: Tensor
     """Indices of the samples in their split, int64 (B,)."""
 
@@ -50,7 +51,8 @@ class Split:
     inputs: Tensor | MapSource
     """As stored: uint8 or float32 (N, …), or a stream of such samples."""
     targets: Tensor
-    """Class indices, int64 (N,), or real values, float32 (N, C); batches are made on their device."""
+    """Class indices, int64 (N,), or real values, float32 (N, C), standardised if the data set says so; batches are made
+    on their device."""
     transform: ImageTransform | None
     """Transform of stored images into network inputs; None if inputs are not images."""
 
@@ -143,6 +145,10 @@ class Data:
     test: Split
     notes: tuple[tuple[str, str], ...] = ()
     """Rows (label, text) that the plan shows; see `Splits.notes`."""
+    target_scaling: TargetScaling | None = None
+    """How real targets were standardised; None if they are in their original units."""
+    preparation: Mapping[str, Any] | None = None
+    """What the data set needs to prepare new files; see `Splits.preparation`."""
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same data with its batches on a device."""
@@ -180,12 +186,22 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     if declared != shape and (transform is None or len(declared) != 3 or declared[0] != shape[0]):
         what = f"expected inputs of shape {declared}, got {shape}"
         raise DataError(what, f'data set "{dataset.name}"', "correct `info` or the inputs")
+    values = {name: source.targets for name, source in sources.items()}
+    targets, scaling = scale_targets(values, splits.standardise_targets, dataset)
     parts = {
-        name: Split(source.inputs if isinstance(source, TensorSource) else source, source.targets, transform)
+        name: Split(source.inputs if isinstance(source, TensorSource) else source, targets[name], transform)
         for name, source in sources.items()
     }
-    info = replace(splits.info, input_shape=shape)
-    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"], notes=splits.notes)
+    return Data(
+        info=replace(splits.info, input_shape=shape),
+        classes=splits.classes,
+        train=parts["train"],
+        validation=parts.get("validation"),
+        test=parts["test"],
+        notes=splits.notes,
+        target_scaling=scaling,
+        preparation=splits.preparation,
+    )
 
 
 def _check_splits(splits: object, dataset: Dataset) -> None:
