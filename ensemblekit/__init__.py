@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.files import atomic_write, sha256_of_file
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
-    from ensemblekit.core.memory import fits_in_memory
+    from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
     from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Method, Model, Prepared, Splits
     from ensemblekit.core.seeds import generator
     from ensemblekit.data.augmentation import Augmentations
@@ -85,9 +85,11 @@ __all__ = [
     "generator",
     "hold_out",
     "hookimpl",
+    "keep_freed_memory",
     "load",
     "load_data",
     "load_spec",
+    "memory_limit",
     "methods",
     "models",
     "objective",
@@ -107,7 +109,7 @@ _HOMES = {
     "core.files": "atomic_write sha256_of_file",
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
-    "core.memory": "fits_in_memory",
+    "core.memory": "fits_in_memory keep_freed_memory memory_limit",
     "core.plugin": "DataInfo Dataset Extension Method Model Prepared Splits",
     "core.seeds": "generator",
     "data.augmentation": "Augmentations",

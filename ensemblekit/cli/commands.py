@@ -18,6 +18,8 @@ from ensemblekit.cli import bench, plugins, runs, specs
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 
 INTERRUPTED = 130
+COMPUTING = ("train", "resume", "evaluate", "predict", "check", "bench")
+"""The commands for which freed memory is kept: the process is theirs alone."""
 
 
 class Commands(click.Group):
@@ -135,6 +137,10 @@ def main(debug: bool) -> None:
       ensemblekit list                 show the installed plugins
       ensemblekit inspect gncl         explain one of them
     """
+    if click.get_current_context().invoked_subcommand in COMPUTING:
+        from ensemblekit.core.memory import keep_freed_memory
+
+        keep_freed_memory()
 
 
 for module in (runs, plugins, specs, bench):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.memory import keep_freed_memory
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.threads import ThreadPool
@@ -89,7 +88,6 @@ class Ensemble(nn.Module):
         has_versions = not any(tensor.is_inference() for tensor in tensors)
         state = [*((tensor.data_ptr(), tensor._version) for tensor in tensors), *hooks] if has_versions else []
         if not has_versions or self._folded is None or self._folded.state != state:
-            keep_freed_memory()
             channels_last = all("channels_last" not in model.unsupported() for model in self.spec.member_models)
             folded = [FoldedMember(member, channels_last) for member in self.members]
             self._folded = _FoldedMembers(state, [tensor.detach() for tensor in tensors], folded)

@@ -1,4 +1,4 @@
-"""Raw content of CSV and NPZ files, within limits: a file that would exhaust the memory is refused before it is read."""
+"""Raw content of CSV and NPZ files, within limits: a file that would exhaust the memory is refused in time."""
 
 from __future__ import annotations
 
