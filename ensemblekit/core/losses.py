@@ -94,13 +94,11 @@ class Loss(Plugin):
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         info = spec.data.info
-        if info is None:
-            return
-        if info.task == "regression" and self.takes != "values":
+        if spec.data.known_task == "regression" and self.takes != "values":
             yield Problem(
                 "", f'"{self.name}" is a loss for classes, but {spec.data.name} is regression', 'use loss = "mse"'
             )
-        if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
+        if info is not None and info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
             yield Problem(
                 "",
                 f'"{self.name}" is a loss for two classes, but {spec.data.name} has {info.num_outputs}',

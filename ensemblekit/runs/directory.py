@@ -34,7 +34,7 @@ from ensemblekit.runs.checkpoints import Checkpoint, Checkpoints
 from ensemblekit.runs.locking import is_locked, locked
 from ensemblekit.runs.tensor_files import read_tensors, sha256_of, write_tensors
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _RUN, _SPEC, _ENVIRONMENT, _METRICS = "run.json", "spec.toml", "environment.json", "metrics.jsonl"
 _WEIGHTS, _MODEL, _RESULT, _CHECKPOINTS, _LOCK = (
@@ -168,6 +168,11 @@ class RunDirectory:
         """Why the run failed; None if it did not."""
         error = self._record.get("error")
         return error if self.status == "failed" and isinstance(error, str) else None
+
+    @property
+    def format_version(self) -> int:
+        """The format in which the run was written; 1 is that of version 0.1.0."""
+        return int(self._record.get("format_version", FORMAT_VERSION))
 
     @property
     def created(self) -> str:

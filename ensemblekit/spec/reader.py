@@ -63,13 +63,21 @@ def _read(reader: Reader, tables: dict[str, Any]) -> Spec | None:
         reader.values[name] = entry.read(reader, _value_at(tables, entry.path))
     if reader.problems:
         return None
-    spec = Spec(**reader.values)
+    has_loss = _value_at(tables, "training.loss") is not MISSING
+    spec = Spec(**reader.values, default_loss=None if has_loss else reader.values["loss"])
+    reader.problems += plugin_problems(spec)
+    return spec
+
+
+def plugin_problems(spec: Spec) -> list[Problem]:
+    """Return the problems that the plugins of a spec see in it."""
+    problems = []
     for path, plugin in spec.plugins():
         for problem in _check(plugin, spec):
             elsewhere = problem.path.startswith("/")
             moved = Problem(problem.path[1:], problem.what, problem.fix) if elsewhere else problem.under(path)
-            reader.problems.append(moved)
-    return spec
+            problems.append(moved)
+    return problems
 
 
 def _value_at(tables: Mapping[str, Any], path: str) -> Any:

@@ -47,5 +47,5 @@ class DiversityCooperation(Method):
         if spec.loss.takes in ("probabilities", "margins"):
             what = f'"{self.name}" needs logits as outputs, but with "{spec.loss.name}" they are {spec.loss.takes}'
             yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
-        if spec.data.info is not None and spec.data.info.task == "regression":
+        if spec.data.known_task == "regression":
             yield Problem("name", f'"{self.name}" is for classification only', 'use "ncl" for regression')
