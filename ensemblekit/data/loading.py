@@ -7,6 +7,7 @@ epoch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -217,6 +218,18 @@ def _check_splits(splits: object, dataset: Dataset) -> None:
     if declared is not None and (declared.task, declared.num_outputs) != returned:
         what = f"load() returned {splits.info.form}, but `info` declares {declared.form}"
         raise PluginError(what, where, "make both equal")
+    _check_preparation(splits.preparation, where)
+
+
+def _check_preparation(preparation: Mapping[str, Any] | None, where: str) -> None:
+    """Raise a `PluginError` unless a preparation can be saved and read back unchanged."""
+    fix = "use strings as keys, and lists, strings, finite numbers, booleans and None as values"
+    try:
+        unchanged = json.loads(json.dumps(preparation, allow_nan=False)) == preparation
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"load() returned a preparation that JSON cannot save: {error}", where, fix) from error
+    if not unchanged:
+        raise PluginError("load() returned a preparation that JSON does not give back unchanged", where, fix)
 
 
 def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Source]:

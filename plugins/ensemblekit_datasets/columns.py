@@ -95,7 +95,13 @@ def check_exist(raw: RawTable, names: Iterable[str], named_in: str = "") -> None
         unknown = [name for name in raw.by_name if name not in wanted] if named_in else list(raw.by_name)
         what = f"expected {'a column' if len(missing) == 1 else 'columns'} {quoted}{named_in}"
         got = f"{what}, got {', '.join(unknown) or 'no other columns'}"
-        raise DataError(f"{got:.1000}", str(raw.path), "name an existing column")
+        fix = "add it, or correct its name in the header" if named_in else "name an existing column"
+        raise DataError(f"{got:.1000}", str(raw.path), fix)
+
+
+def without_values(raw: RawTable) -> Columns:
+    """The rows of a file without their values, to describe locations in it."""
+    return Columns(raw.path, {}, raw.unit, raw.numbers)
 
 
 def text_values(column: Array) -> list[str | None]:
@@ -105,7 +111,7 @@ def text_values(column: Array) -> list[str | None]:
 
 def _typed(raw: RawTable, name: str, kind: Kind | None, number_format: NumberFormat) -> Array:
     column = raw.by_name[name]
-    here = Columns(raw.path, {}, raw.unit, raw.numbers)
+    here = without_values(raw)
     if column.dtype.kind in "biuf" and kind != "text":
         return _finite(here, name, column.astype(np.float64))
     values = text_values(column)
@@ -114,22 +120,24 @@ def _typed(raw: RawTable, name: str, kind: Kind | None, number_format: NumberFor
     numbers = [None if value is None else number_format.number(value) for value in values]
     present = [row for row, value in enumerate(values) if value is not None]
     bad = [row for row in present if numbers[row] is None]
-    if bad and number_format.decimal == "." and _mostly_decimal_commas([str(values[row]) for row in bad]):
-        what = f"expected a number with a decimal point, got {values[bad[0]]!r:.60}"
-        raise DataError(what, here.where(bad[0], name), 'set decimal = ","')
+    check_decimal_point(here, name, {row: str(values[row]) for row in bad}, number_format)
     # A few words among numbers are mistakes; a few numbers among words are names.
     is_text = len(bad) > len(present) / 2 or not present
     if kind is None and is_text:
         return np.array(values, dtype=object)
     if bad:
         expected = "a number" if kind else "a number as in most rows"
-        fix = "correct it" if kind else f'correct it, or set categorical = ["{name}"]'
+        fix = "correct it" if kind else f'correct it, or set data.categorical = ["{name}"]'
         raise DataError(f"expected {expected}, got {values[bad[0]]!r:.60}", here.where(bad[0], name), fix)
     return _finite(here, name, np.array([np.nan if number is None else number for number in numbers]))
 
 
-def _mostly_decimal_commas(values: list[str]) -> bool:
-    return sum(bool(_DECIMAL_COMMA.fullmatch(value)) for value in values) > len(values) / 2
+def check_decimal_point(columns: Columns, name: str, words: Mapping[int, str], number_format: NumberFormat) -> None:
+    """Raise a `DataError` if most of the texts that are not numbers, by row, are numbers with a decimal comma."""
+    commas = [row for row, value in words.items() if _DECIMAL_COMMA.fullmatch(value)]
+    if number_format.decimal == "." and len(commas) > len(words) / 2:
+        what = f"expected a number with a decimal point, got {words[commas[0]]!r:.60}"
+        raise DataError(what, columns.where(commas[0], name), 'set data.decimal = ","')
 
 
 def _finite(columns: Columns, name: str, numbers: Array) -> Array:

@@ -80,7 +80,9 @@ class Encoder:
         for name, column in numbers.items():
             if np.isnan(column).all():
                 what = "expected at least one number in the training rows, got none"
-                raise DataError(what, f'{columns.path}, column "{name}"', f'remove the column, or ignore = ["{name}"]')
+                raise DataError(
+                    what, f'{columns.path}, column "{name}"', f'remove the column, or set data.ignore = ["{name}"]'
+                )
         fitted = {number.name: number for number in _fit_numbers(numbers)}
         return cls(tuple(fitted.get(name) or Category.fit(name, column) for name, column in values.items()))
 

@@ -68,7 +68,9 @@ def check_categories(columns: Columns, undeclared: Iterable[str], max_categories
         names = list(found)
         listed = "; ".join(f'"{name}" ({reason})' for name, reason in list(found.items())[:SHOWN_COLUMNS])
         ignored = ", ".join(f'"{name}"' for name in names[:SHOWN_COLUMNS])
-        fix = f'set ignore = [{ignored}], or columns = {{ "{names[0]}" = "category" }} for one input per value'
+        fix = (
+            f'set data.ignore = [{ignored}], or data.columns = {{ "{names[0]}" = "category" }} for one input per value'
+        )
         raise DataError(f"columns that would become one input per value: {listed}", str(columns.path), fix)
 
 
@@ -110,7 +112,8 @@ def plan_rows(described: list[ColumnSummary], num_features: int) -> tuple[tuple[
     """The rows of the plan about columns: an overview, then one row for each of the first columns."""
     count = {kind: sum(c.role == "feature" and c.kind == kind for c in described) for kind in ("number", "category")}
     ignored = sum(column.role == "ignored" for column in described)
-    overview = f"{count['number']} numbers, {count['category']} categories, {ignored} ignored; {num_features} inputs"
+    kinds = f"{count['number']} of numbers, {count['category']} of categories, {ignored} ignored"
+    overview = f"{kinds}; together {num_features} input{'s' * (num_features != 1)}"
     rows = [("columns", overview)]
     rows += [(f"  {_short(column.name)}", column.text) for column in described[:SHOWN_COLUMNS]]
     if len(described) > SHOWN_COLUMNS:

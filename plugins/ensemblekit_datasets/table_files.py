@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def _check_header(names: list[str], path: Path, delimiter: str) -> None:
         for other, written in DELIMITERS.items():
             if other != delimiter and other in names[0]:
                 what = f'expected columns separated by "{delimiter}", got one column {names[0]!r:.80}'
-                raise DataError(what, where, f"set delimiter = {written}")
+                raise DataError(what, where, f"set data.delimiter = {written}")
     repeated = sorted({name for name in names if not name} | _repeated(names))
     if repeated or not names:
         what = f"expected a header of distinct names, got {repeated or 'nothing'}"
@@ -135,7 +136,7 @@ def _read_npz(path: Path) -> RawTable:
         with np.load(path, allow_pickle=False) as arrays:
             for name in arrays.files:
                 by_name |= _columns_of(arrays[name], name, path)
-    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         what = f"not an NPZ file of numbers and text: {error}"
         raise DataError(what, str(path), "write it with numpy.savez, without objects") from error
     lengths = {name: len(column) for name, column in by_name.items()}
@@ -155,7 +156,7 @@ def _check_npz_sizes(path: Path) -> None:
                 continue
             with archive.open(entry) as file:
                 shape, dtype = _npy_header(file)
-            count = math.prod(shape)
+            count = abs(math.prod(shape))
             text_bytes = 0 if dtype.kind in "biuf" else BYTES_PER_TEXT + dtype.itemsize
             needed += max(entry.file_size, count * dtype.itemsize) + count * (BYTES_PER_NUMBER + text_bytes)
             num_columns += shape[1] if len(shape) == 2 else 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit import DataError
-from ensemblekit_datasets.columns import Columns, NumberFormat, text_values
+from ensemblekit_datasets.columns import Columns, NumberFormat, check_decimal_point, text_values, without_values
 from ensemblekit_datasets.table_files import RawTable
 
 Task = Literal["classification", "regression"]
@@ -27,8 +27,11 @@ def infer_task(raw: RawTable, name: str, number_format: NumberFormat) -> Task:
     Text is classes, and so are integers with few different values, each repeated. Decimal fractions with many
     different values are real values.
     """
-    values = [value for value in text_values(raw.by_name[name]) if value is not None]
+    by_row = {row: value for row, value in enumerate(text_values(raw.by_name[name])) if value is not None}
+    values = list(by_row.values())
     numbers = [number_format.number(value) for value in values]
+    words = {row: value for (row, value), number in zip(by_row.items(), numbers, strict=True) if number is None}
+    check_decimal_point(without_values(raw), name, words, number_format)
     if not values or any(number is None or not math.isfinite(number) for number in numbers):
         return "classification"
     different = len(set(numbers))
@@ -41,7 +44,7 @@ def infer_task(raw: RawTable, name: str, number_format: NumberFormat) -> Task:
     else:
         what = f"the target has {different} different integers in {len(values):,} rows"
     where = f'{raw.path}, column "{name}"'
-    raise DataError(what, where, 'choose: task = "classification", or task = "regression"')
+    raise DataError(what, where, 'choose: data.task = "classification", or data.task = "regression"')
 
 
 def class_names(columns: Columns, name: str, number_format: NumberFormat, max_classes: int | None) -> tuple[str, ...]:
@@ -64,8 +67,9 @@ def class_names(columns: Columns, name: str, number_format: NumberFormat, max_cl
         max_classes = FEW_VALUES if are_fractions or len(names) > len(values) / 2 else MAX_CLASSES
     if len(names) > max_classes:
         what = f"{len(names):,} classes in {len(values):,} rows, such as {', '.join(sorted(names)[:3])}"
-        regression = 'task = "regression", ' if are_numbers else ""
-        raise DataError(f"{what:.300}", where, f"choose: {regression}another target, or max_classes = {len(names)}")
+        regression = 'data.task = "regression", ' if are_numbers else ""
+        fix = f"choose: {regression}another data.target, or data.max_classes = {len(names)}"
+        raise DataError(f"{what:.300}", where, fix)
     integers = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int) if integers else sorted(names))
 
