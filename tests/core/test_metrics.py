@@ -10,6 +10,7 @@ import torch
 from sklearn import metrics as sk
 
 import ensemblekit as ek
+from ensemblekit.core import metrics
 
 GENERATOR = torch.Generator().manual_seed(5)
 M, N, C = 4, 200, 6
@@ -81,11 +82,26 @@ def test_regression_metrics_equal_scikit_learns(outputs):
     found = ek.evaluate(predictions, target.squeeze(-1) if outputs == 1 else target)
     errors = [sk.mean_squared_error(target, predictions[m]) for m in range(M)]
     assert found["mse"] == pytest.approx(sk.mean_squared_error(target, predictions.mean(0)))
+    assert found["rmse"] == pytest.approx(sk.mean_squared_error(target, predictions.mean(0)) ** 0.5)
+    assert found["mae"] == pytest.approx(sk.mean_absolute_error(target, predictions.mean(0)))
     assert found["r2"] == pytest.approx(sk.r2_score(target, predictions.mean(0)))
     assert found["mean_member_mse"] == pytest.approx(sum(errors) / M)
     assert found["best_member_mse"] == pytest.approx(min(errors))
     assert found["worst_member_mse"] == pytest.approx(max(errors))
     assert "accuracy" not in found
+
+
+def test_errors_of_standardised_targets_are_in_original_units():
+    outputs, target = torch.randn(M, N, 2, generator=GENERATOR), torch.randn(N, 2, generator=GENERATOR)
+    std = torch.tensor([10.0, 3.0], dtype=torch.float64)
+    scaled = metrics.evaluate(outputs, target, ek.MSE(), target_std=std)
+    original = metrics.evaluate(outputs * std, target * std, ek.MSE())
+    plain = metrics.evaluate(outputs, target, ek.MSE())
+    for name in ("mse", "rmse", "mae", "r2", "mean_member_mse", "best_member_mse", "worst_member_mse"):
+        assert scaled[name] == pytest.approx(original[name])
+    assert scaled["standardised_mse"] == pytest.approx(plain["mse"])
+    assert (scaled["loss"], scaled["diversity"]) == (plain["loss"], plain["diversity"])
+    assert "standardised_mse" not in plain
 
 
 @pytest.mark.parametrize(("guess", "score"), [(2.0, 1.0), (3.0, 0.0)])
