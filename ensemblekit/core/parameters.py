@@ -60,6 +60,8 @@ def allowed_values(schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         items = schema.get("items") or {"anyOf": schema.get("prefixItems", [{}])}
         return f"list of {allowed_values(items)}"
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        return f"table of {allowed_values(values)}"
     bounds = " and ".join(f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema)
     return f"{_type(schema)} {bounds}".strip()
 

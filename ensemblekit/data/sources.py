@@ -89,7 +89,8 @@ class MapSource(TorchDataset[Tensor]):
             _check_same_type(sample, self.expected, where)
         _check_finite(sample, where)
         read, expected = as_target(target, where), self.targets[index]
-        if not torch.equal(read.to(expected.dtype).view_as(expected), expected):
+        dtype = torch.float32 if expected.is_floating_point() else expected.dtype
+        if not torch.equal(read.to(dtype).view_as(expected), expected.to(dtype)):
             what = f"target is {read.tolist()}, but {expected.tolist()} in the data set's attribute `targets`"
             raise DataError(what, where, "make both equal")
         return sample
@@ -227,7 +228,7 @@ def as_target(value: Any, where: str) -> Tensor:
 
 
 def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
-    """Return targets as int64 class indices (N,) or float32 values (N, C); a `DataError` names the first bad one."""
+    """Return targets as int64 class indices (N,) or float64 values (N, C); a `DataError` names the first bad one."""
     if len(targets) == 0:
         raise DataError("no samples", label, "provide at least one sample")
     if info.task == "regression":
@@ -246,8 +247,8 @@ def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
 
 
 def _check_values(targets: Tensor, num_outputs: int, label: str) -> Tensor:
-    """Return real targets as finite float32 (N, num_outputs)."""
-    values = targets.to(torch.float32)
+    """Return real targets as finite float64 (N, num_outputs)."""
+    values = targets.to(torch.float64)
     values = values.unsqueeze(1) if values.dim() == 1 else values
     if values.shape[1:] != (num_outputs,):
         what = f"expected {num_outputs} real values per sample, got shape {tuple(values.shape[1:])}"

@@ -148,6 +148,11 @@ class RunDirectory:
         return self._record.error if self.status == "failed" else None
 
     @property
+    def format_version(self) -> int:
+        """The format in which the run was written; 1 is that of version 0.1.0."""
+        return self._record.format_version
+
+    @property
     def created(self) -> str:
         """When the run was begun, in ISO format."""
         return self._record.created

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,8 @@ def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
     for kind, name, package in used:
         registry.get(kind, name, package=package)
     try:
-        return load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
+        spec = load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
+        return replace(spec, data=spec.data.in_format(directory.format_version))
     except SpecError as error:
         for problem in error.problems:
             if problem.code == "unknown_plugin":

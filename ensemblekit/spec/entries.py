@@ -112,6 +112,20 @@ class PluginEntry(Entry):
 
 
 @dataclass(frozen=True)
+class LossEntry(PluginEntry):
+    """The loss; its default depends on the task of the data, if that is known before loading."""
+
+    regression: str = ""
+    """The default for regression."""
+
+    def read(self, reader: Reader, value: Any) -> Plugin | None:
+        data = reader.values.get("data")
+        if value is MISSING and data is not None and data.known_task == "regression":
+            return super().read(reader, self.regression)
+        return super().read(reader, value)
+
+
+@dataclass(frozen=True)
 class PluginsEntry(Entry):
     """Any number of plugins of a kind: a list of tables or names; `single` also allows one without a list."""
 

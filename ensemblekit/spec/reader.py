@@ -87,7 +87,8 @@ def _read(reader: Reader, tables: dict[str, Any]) -> Spec | None:
         reader.values[name] = entry.read(reader, _value_at(tables, entry.path))
     if reader.problems:
         return None
-    return Spec(**reader.values)
+    has_loss = _value_at(tables, "training.loss") is not MISSING
+    return Spec(**reader.values, default_loss=None if has_loss else reader.values["loss"])
 
 
 def _value_at(tables: Mapping[str, Any], path: str) -> Any:

@@ -347,7 +347,7 @@ def test_map_style_data_sets_of_every_kind_give_the_same_batches(kind: Callable[
 
 def test_numbers_are_inputs_and_targets_of_a_regression() -> None:
     numbers = MapStyle(np.linspace(0, 1, 10).tolist(), np.linspace(0, 2, 10).tolist(), with_targets=False)
-    data = data_from_datasets(numbers, numbers, seed=0, validation_fraction=0.2)
+    data = data_from_datasets(numbers, numbers, seed=0, validation_fraction=0.2, standardise_targets=False)
     assert data.info == DataInfo("regression", (1,), 1)
     batch = next(data.test.batches(10))
     torch.testing.assert_close(batch.targets, 2 * batch.inputs)

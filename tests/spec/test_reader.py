@@ -142,7 +142,7 @@ CROSS_FIELD = [
     ({"method": "divloss", "training.loss": "nll"}, "training.loss", "needs logits"),
     ({"method": "diversity_cooperation", "training.loss": "exponential"}, "training.loss", "needs logits as outputs"),
     ({"method": "diversity_cooperation", "data.regression": True, "training.loss": "mse"}, "method.name", '"ncl"'),
-    ({"data.regression": True}, "training.loss", 'use loss = "mse"'),
+    ({"data.regression": True, "training.loss": "cross_entropy"}, "training.loss", 'use loss = "mse"'),
     ({"data.num_classes": 3, "training.loss": "exponential"}, "training.loss", "two classes"),
     ({"data.image": True}, "model.name", "flat inputs only"),
     ({"training.loss": "nll"}, "training.loss", "takes probabilities"),
