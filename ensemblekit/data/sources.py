@@ -164,11 +164,17 @@ def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> S
     length = _chunk_length(inputs[0])
     if size is not None and inputs.dim() == 4:
         inputs = torch.cat([resize_tensor(chunk, size) for chunk in inputs.split(length)])
+    check_finite_samples(inputs, label)
+    return TensorSource(inputs, targets, label)
+
+
+def check_finite_samples(inputs: Tensor, label: str) -> None:
+    """Raise a `DataError` that names the first of the samples (N, …) that is not finite."""
+    length = _chunk_length(inputs[0])
     for start, chunk in zip(range(0, len(inputs), length), inputs.split(length), strict=True):
         if chunk.is_floating_point() and not bool(chunk.isfinite().all()):
-            first = int(chunk.flatten(1).isfinite().all(1).logical_not().nonzero()[0])
+            first = int(chunk.reshape(len(chunk), -1).isfinite().all(1).logical_not().nonzero()[0])
             _check_finite(chunk[first], f"{label} sample {start + first}")
-    return TensorSource(inputs, targets, label)
 
 
 def read_targets(dataset: Any, label: str) -> Tensor:

@@ -64,7 +64,8 @@ class Run:
         return self.load_ensemble()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {len(self.history)} epochs)"
+        epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
+        return f"Run({str(self.path)!r}, {self.status}, {epochs})"
 
 
 def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callable[[], Ensemble]) -> Run:

@@ -55,6 +55,11 @@ class Optimizer(Section):
         table = super().to_table()
         return {key: value for key, value in table.items() if not (isinstance(value, list) and None in value)}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # its class is made when it is first used, so pickle cannot find it by name
+        table = {key: value for key, value in self.to_table().items() if key in self.model_fields_set}
+        return _from_table, (self.name, table)
+
     @property
     def learning_rate(self) -> float:
         """The base learning rate, which every optimizer has."""
@@ -99,6 +104,10 @@ def optimizer_section(name: str) -> type[Optimizer]:
         if argument.name not in _NOT_IN_SPECS:
             fields[argument.name] = (_type_of(argument.default), _field(argument.name, argument.default))
     return create_model(f"{name.title()}Section", __base__=Optimizer, **fields)
+
+
+def _from_table(name: str, table: dict[str, Any]) -> Optimizer:
+    return optimizer_section(name).from_table(table)
 
 
 def _type_of(default: Any) -> Any:

@@ -42,7 +42,8 @@ def image_ensemble(shape: tuple[int, int, int], crop: int | None = None) -> ek.E
     statistics = (torch.full((shape[0],), value) for value in (0.25, 0.5))
     transform = ImageTransform.of(spec.data, shape).normalised_by(*statistics)
     weights = torch.zeros(1, 2, math.prod(transform.output_shape))
-    return linear_ensemble(spec, weights, ek.DataInfo("classification", shape, 2), transform=transform)
+    info = ek.DataInfo("classification", transform.output_shape, 2)
+    return linear_ensemble(spec, weights, info, transform=transform)
 
 
 def seen_by(ensemble: ek.Ensemble, files: list[Path], monkeypatch) -> torch.Tensor:

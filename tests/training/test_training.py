@@ -320,7 +320,7 @@ def test_own_data_sets_can_be_trained_on(tmp_path):
     spec = {"data": "given", "model": {"name": "mlp", "hidden": [8]}, "training": training}
     run = ek.train(spec, tmp_path / "run", progress=False, data=(own, own))
     assert run.metrics["test_accuracy"] > 0.8
-    with pytest.raises(DataError, match=r"call with data=\(train, test\)"):
+    with pytest.raises(DataError, match="pass it with data="):
         ek.train(spec, tmp_path / "other", progress=False)
 
 
