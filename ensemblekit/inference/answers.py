@@ -51,8 +51,8 @@ def _classes(
         "class": _labels(ensemble, predicted),
         "probability": numbers(confidence),
         "agreement": numbers(agreement),
-        "entropy": numbers(uncertain.entropy),
-        "mutual_information": numbers(uncertain.mutual_information),
+        "entropy": numbers(uncertain.entropy.to(outputs.dtype)),
+        "mutual_information": numbers(uncertain.mutual_information.to(outputs.dtype)),
     }
     if with_probabilities:
         for index, column in enumerate(probabilities.unbind(dim=-1)):

@@ -123,7 +123,7 @@ def test_json_is_the_final_metrics_and_the_place_and_nothing_else():
 def test_a_wrong_spec_trains_nothing(calls):
     result = run("train", SPEC, "--set", "method.lamda=1", "--device", "tpu")
     assert result.exit_code == 2
-    assert 'method.lamda: unknown key; did you mean "lambda"?' in result.stderr
+    assert 'method.lamda: unknown key; --set method.lamda=1; did you mean "lambda"?' in result.stderr
     assert "engine.device" in result.stderr
     assert calls.made == []
 
