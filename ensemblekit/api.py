@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
 from ensemblekit.core.errors import NumericError, UsageError
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Dataset, Method, Model, Plugin
@@ -346,6 +347,10 @@ def resume_run(path: str | Path, registry: Registry, listeners: Iterable[object]
         spec, loaded = _with_data(read_spec(directory, registry), data)
         if directory.needs_training():
             Trainer(spec, directory, loaded, listeners).resume()
+        elif directory.damage:
+            directory.write_status("finished", notices=[*directory.notices, *directory.damage])
+            for text in directory.damage:
+                RunHooks([], listeners).call.notice(text=text)
     return _read(directory, registry)
 
 

@@ -74,7 +74,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
     with as_written(directory.path / "result.json"):
         metrics, validation = translate_names(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
         members = list(result.get("members", []))
-        notices = list(result.get("notices", directory.notices))
+        notices = list(dict.fromkeys([*result.get("notices", []), *directory.notices]))
     return Run(
         path=directory.path,
         spec=read_spec(directory, registry),
