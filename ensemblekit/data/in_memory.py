@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
@@ -13,7 +12,7 @@ from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo, Splits
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, load_data
-from ensemblekit.data.sources import as_input, read_sample, read_targets
+from ensemblekit.data.sources import as_input, as_target, read_sample, read_targets
 
 
 def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> Data:
@@ -97,7 +96,7 @@ class _DatasetWithTargets(TorchDataset[Any]):
 
 def _with_targets(samples: Any, label: str) -> tuple[Any, Tensor]:
     is_pair = isinstance(samples, tuple | list)
-    targets = torch.as_tensor(samples[1]) if is_pair else read_targets(samples, label)
+    targets = as_target(samples[1], label) if is_pair else read_targets(samples, label)
     if len(targets) == 0:
         raise DataError("no samples", label, "provide at least one sample")
     return (samples if is_pair else _DatasetWithTargets(samples, targets)), targets
