@@ -154,7 +154,7 @@ def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> S
     if not isinstance(samples, tuple | list):
         targets = check_targets(read_targets(samples, label), info, label)
         return MapSource(samples, torch.arange(len(targets)), targets, label, size)
-    inputs, targets = (torch.as_tensor(part).cpu() for part in samples)
+    inputs, targets = torch.as_tensor(samples[0]).cpu(), as_target(samples[1], label).cpu()
     if len(inputs) != len(targets):
         raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets", label, "provide one target per sample")
     targets = check_targets(targets, info, label)
@@ -225,9 +225,12 @@ def as_input(value: Any, size: int | None, where: str) -> Tensor:
 
 
 def as_target(value: Any, where: str) -> Tensor:
-    """Convert class indices or real numbers to a tensor."""
+    """Convert class indices or real numbers to a tensor; Python's own numbers keep all their digits, in float64."""
     try:
-        return torch.as_tensor(value)
+        target = torch.as_tensor(value)
+        if target.is_floating_point() and isinstance(value, float | list | tuple):
+            return torch.as_tensor(value, dtype=torch.float64)
+        return target
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"expected a class index or real numbers as the target, got {value!r:.60}"
         raise DataError(what, where, "number the classes from 0") from error
