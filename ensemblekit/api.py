@@ -21,16 +21,19 @@ from torch import Tensor, nn
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
 from ensemblekit.core.errors import NumericError, UsageError
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Dataset, Method, Model, Plugin
 from ensemblekit.core.registry import PluginInfo, Registry, discover
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.in_memory import InMemoryData
-from ensemblekit.data.loading import Data, Split, load_data
+from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.python_data import split_parts
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.inference import evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.tables import data_of_file
 from ensemblekit.members.build import build_member
 from ensemblekit.members.python_model import ModelLike, NetworkLike, model_table, with_model
 from ensemblekit.runs.directory import RunDirectory
@@ -38,6 +41,7 @@ from ensemblekit.runs.run import Run, read_run, read_spec
 from ensemblekit.spec import reader
 from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
+from ensemblekit.training.environment import environment
 from ensemblekit.training.trainer import Trainer
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -189,7 +193,9 @@ def evaluate_run(
     Args:
         path: the directory of a finished run.
         data: other data with inputs and outputs of the same shape: the name or the table of a data set, whose test
-            split is used; or Python data as for `train`, where a single pair (X, y) or data set is used as a whole.
+            split is used; for a run on a table, the path of a file with the same columns and the targets, which is
+            prepared as the run's was; or Python data as for `train`, where a single pair (X, y) or data set is used
+            as a whole.
         plugins: plugin classes that the run uses, or local Python files with such classes.
         model: the same model as for `train`, if the run was started with a model from Python.
         device: where to compute, as for `load`.
@@ -205,7 +211,7 @@ def evaluate_run(
     """
     registry = _registry(plugins, model)
     ensemble = loading.load_ensemble(Path(path), registry, device)
-    return evaluation.evaluate_on(ensemble, _evaluation_split(ensemble, data, registry), per_class)
+    return evaluation.evaluate_on(ensemble, _evaluation_data(ensemble, Path(path), data, registry), per_class)
 
 
 def objective(
@@ -243,10 +249,22 @@ def objective(
 
 
 def draw_sample_weights(
-    method: MethodLike | Sequence[MethodLike], num_samples: int, num_members: int, seed: int = 0
+    method: MethodLike | Sequence[MethodLike],
+    num_samples: int,
+    num_members: int,
+    seed: int = 0,
+    targets: Tensor | None = None,
 ) -> Tensor | None:
-    """Sample the weights (N, M) that a run of these methods with this seed would use; None if all are 1."""
-    return _objective(method, DEFAULT_LOSS).hooks.sample_weights(num_samples, num_members, seed)
+    """Sample the weights (N, M) that a run of these methods with this seed would use; None if all are 1.
+
+    Args:
+        method: a method, its name or its table, or a list of these.
+        num_samples: number of training samples, N.
+        num_members: number of members, M.
+        seed: seed of the run.
+        targets: the training targets, class indices (N,) or real values (N, C), for methods that use them.
+    """
+    return _objective(method, DEFAULT_LOSS).hooks.sample_weights(num_samples, num_members, seed, targets)
 
 
 def decompose(outputs: Tensor, target: Tensor, loss: LossLike = DEFAULT_LOSS) -> Decomposition:
@@ -321,11 +339,18 @@ def run_spec(
 def resume_run(path: str | Path, registry: Registry, listeners: Iterable[object] = (), data: Any = None) -> Run:
     """Resume a run with the plugins of a registry; see `resume`."""
     directory = RunDirectory.open(path)
-    directory.check_spec_unchanged()
-    spec, loaded = _with_data(read_spec(directory, registry), data)
     with directory.lock():
-        if directory.read_result() is None:
+        directory.restore_spec()
+        if not directory.has_environment:
+            recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
+            directory.restore_environment(environment(recorded, registry))
+        spec, loaded = _with_data(read_spec(directory, registry), data)
+        if directory.needs_training():
             Trainer(spec, directory, loaded, listeners).resume()
+        elif directory.damage:
+            directory.write_status("finished", notices=[*directory.notices, *directory.damage])
+            for text in directory.damage:
+                RunHooks([], listeners).call.notice(text=text)
     return _read(directory, registry)
 
 
@@ -354,7 +379,7 @@ def _spec(
     if not isinstance(source, Spec):
         changes = {} if table is None else {"model": table}
         default_names = {"data": InMemoryData().name} if in_memory else {}
-        return reader.load_spec(source, {**changes, **(overrides or {})}, registry, default_names)
+        return reader.load_spec(source, {**changes, **(overrides or {})}, registry, default_names=default_names)
     if table is None:
         return source
     if source.groups:
@@ -370,12 +395,18 @@ def _with_data(spec: Spec, data: Any) -> tuple[Spec, Data | None]:
     return replace(spec, data=dataset), load_data(dataset.of(*split_parts(data)), spec.seed)
 
 
-def _evaluation_split(ensemble: Ensemble, data: Any, registry: Registry) -> Split:
-    """Load the data that an ensemble is evaluated on."""
-    if data is None or isinstance(data, str | Mapping):
-        dataset = ensemble.spec.data if data is None else build_plugin(Dataset, data, registry)
-        return evaluation.checked_test_split(ensemble, load_data(dataset, ensemble.spec.seed))
-    return evaluation.python_split(ensemble, split_parts(data)[-1])
+def _evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registry) -> Data:
+    """Load the data that the ensemble of a run is evaluated on."""
+    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
+        return data_of_file(ensemble, Path(data))
+    if data is not None and not isinstance(data, str | Mapping):
+        return evaluation.python_data(ensemble, split_parts(data)[-1])
+    dataset = ensemble.spec.data if data is None else build_plugin(Dataset, data, registry)
+    loaded = load_data(dataset, ensemble.spec.seed)
+    if data is None:
+        check_same_data(RunDirectory.open(path).environment.get("data"), loaded.fingerprint, dataset.name)
+    evaluation.check_form(ensemble, loaded)
+    return loaded
 
 
 def _read(directory: RunDirectory, registry: Registry) -> Run:
@@ -400,6 +431,11 @@ def _registry_of_files(files: Iterable[str | Path]) -> Registry:
 @cache
 def _discovered(search_path: tuple[str, ...], versions: tuple[tuple[str, int], ...]) -> Registry:
     return discover(file for file, _ in versions)
+
+
+def _is_file(data: str, registry: Registry) -> bool:
+    """Whether a text is the path of a file rather than the name of a data set."""
+    return data not in registry.plugins("dataset") and ("." in data or "/" in data or Path(data).exists())
 
 
 def _objective(method: MethodLike | Sequence[MethodLike], loss: LossLike) -> Objective:

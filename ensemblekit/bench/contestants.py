@@ -89,6 +89,7 @@ def training_contest(workload: Workload, device: torch.device) -> Contest:
         return repeated(lambda: loop.step(batch.inputs, batch.targets, weights), workload.steps)
 
     def engine(name: str, stack: ExitStack) -> Round:
+        keep_freed_memory()
         running = engine_class(name)(workload.members(device), workload.objective(), settings)
         stack.callback(running.close)
         steps = count()

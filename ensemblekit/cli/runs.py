@@ -110,9 +110,10 @@ def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
 @run_argument
 @click.option(
     "--data",
-    metavar="NAME|TABLE",
+    metavar="NAME|TABLE|FILE",
     shell_complete=complete_dataset,
-    help="Use another data set with inputs and outputs of the same shape: its name, or a TOML table { name = … }.",
+    help="Use other data with inputs and outputs of the same shape: the name of a data set, a TOML table { name = … }, "
+    "or, for a run on a table, a file with the same columns.",
 )
 @inference_device_option
 @click.option("--per-class", is_flag=True, help="Add the classes and their confusion matrix to --json.")

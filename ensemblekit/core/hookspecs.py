@@ -104,11 +104,12 @@ def second_inputs(inputs: Tensor, gradient: Tensor) -> Tensor | None:
 
 
 @hookspec
-def sample_weights(num_samples: int, num_members: int, generator: Generator) -> Tensor | None:
+def sample_weights(num_samples: int, num_members: int, generator: Generator, targets: Tensor | None) -> Tensor | None:
     """Return the weight of each training sample for each member, (N, M). Called once per run. Default: None, all 1.
 
     `generator` is derived from the run's seed. Sample member by member, so that a member's weights
-    do not depend on the number of members.
+    do not depend on the number of members. `targets` are the training targets on the CPU, as the networks learn them:
+    class indices (N,), or real values (N, C); in a run they are never None.
     """
 
 
@@ -192,6 +193,14 @@ def epoch_finished(epoch: int, num_epochs: int, metrics: Mapping[str, Any]) -> N
 @hookspec
 def checkpoint_saved(epoch: int, path: Path) -> None:
     """Announce a checkpoint. Called when it is on the disk; epoch 0 is the start. `path` is the run directory."""
+
+
+@hookspec
+def notice(text: str) -> None:
+    """Pass on what a user should know although it is no error, such as a damaged checkpoint that was skipped.
+
+    Called at any time between `run_started` and `run_ended`. The display prints it, and the run keeps it.
+    """
 
 
 @hookspec

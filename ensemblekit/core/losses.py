@@ -18,13 +18,15 @@ from torch import Tensor
 from torch.func import grad, jvp
 
 from ensemblekit.core.errors import DataError, Problem
-from ensemblekit.core.plugin import DataInfo, Plugin
+from ensemblekit.core.plugin import DataInfo, Plugin, Task
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
 
 FEW_CLASSES = 32
 """For fewer classes a softmax is several times as fast if samples, not classes, are contiguous in memory."""
+SUM_TOLERANCE = 0.01
+"""How far a sum of probabilities may be from 1: about the rounding of bfloat16."""
 
 
 class Loss(Plugin):
@@ -77,6 +79,15 @@ class Loss(Plugin):
         """Convert outputs (..., C) of a network trained with this loss to class probabilities (..., K)."""
         return outputs.softmax(dim=-1)
 
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        """Compute the logarithm of `probabilities`, also where these are too small for the dtype.
+
+        Override it together with `probabilities` if there is a formula that does not underflow.
+        """
+        if type(self).probabilities is Loss.probabilities:
+            return outputs.log_softmax(dim=-1)
+        return self.probabilities(outputs).log()
+
     def num_outputs(self, info: DataInfo) -> int:
         """Return the number of outputs that a network needs for this data."""
         return 1 if self.takes == "margins" else info.num_outputs
@@ -92,20 +103,35 @@ class Loss(Plugin):
                     f"give indices from 0 to {outputs.shape[-1] - 1}",
                 )
 
+    def output_problem(self, outputs: Tensor) -> str | None:
+        """Return why outputs (..., C) are not what this loss takes; None if they are, or if any number is fine."""
+        return None
+
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        info = spec.data.info
-        if info is None:
-            return
-        if info.task == "regression" and self.takes != "values":
-            yield Problem(
-                "", f'"{self.name}" is a loss for classes, but {spec.data.name} is regression', 'use loss = "mse"'
-            )
+        for name, model in {model.name: model for model in spec.member_models}.items():
+            if self.takes == "probabilities" and not model.gives_probabilities():
+                option = "set model.softmax = true" if "softmax" in type(model).model_fields else "use another model"
+                what = f'"{self.name}" takes probabilities, but the outputs of the model "{name}" are raw values'
+                yield Problem("", what, f'{option}, or use loss = "cross_entropy"')
+            if self.takes in ("logits", "margins") and model.gives_probabilities():
+                what = f'"{self.name}" takes raw outputs, but those of the model "{name}" are probabilities'
+                yield Problem("", what, 'remove the softmax, or use loss = "nll"')
+        if spec.data.info is None and spec.data.known_task == "regression":
+            yield from self._check_task(spec, "regression")
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if info.task == "regression" and any(model.gives_probabilities() for model in spec.member_models):
+            what = f'the outputs are probabilities, but the task of "{spec.data.name}" is regression'
+            yield Problem("/model", what, "use a model without a softmax")
+        yield from self._check_task(spec, info.task)
         if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
-            yield Problem(
-                "",
-                f'"{self.name}" is a loss for two classes, but {spec.data.name} has {info.num_outputs}',
-                'use loss = "cross_entropy"',
-            )
+            what = f'"{self.name}" is a loss for two classes, but "{spec.data.name}" has {info.num_outputs}'
+            yield Problem("", what, 'use loss = "cross_entropy"')
+
+    def _check_task(self, spec: Spec, task: Task) -> Iterable[Problem]:
+        if task == "regression" and self.takes != "values":
+            what = f'"{self.name}" is a loss for classes, but the task of "{spec.data.name}" is regression'
+            yield Problem("", what, 'use loss = "mse"')
 
 
 class MSE(Loss):
@@ -140,6 +166,21 @@ class NLL(Loss):
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
         return -pick(outputs, target).log()
+
+    def output_problem(self, outputs: Tensor) -> str | None:
+        outputs = outputs.detach()
+        sums, smallest = outputs.sum(dim=-1), float(outputs.min())
+        if smallest >= 0 and bool(((sums - 1).abs() <= SUM_TOLERANCE).all()):
+            return None
+        return (
+            f"the outputs are not probabilities: the smallest is {smallest:.4g}, "
+            f"and the sums over classes run from {float(sums.min()):.4g} to {float(sums.max()):.4g}"
+        )
+
+    def check_values(self, outputs: Tensor, target: Tensor) -> None:
+        if problem := self.output_problem(outputs):
+            raise DataError(problem, f'the loss "{self.name}"', 'apply a softmax, or use the loss "cross_entropy"')
+        super().check_values(outputs, target)
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         index = self.prepare(at, target)
@@ -208,6 +249,9 @@ class Exponential(_MarginLoss):
     def probabilities(self, outputs: Tensor) -> Tensor:
         return two_classes(torch.sigmoid(2 * outputs))  # Friedman, Hastie and Tibshirani 2000
 
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(torch.cat([-2 * outputs, 2 * outputs], dim=-1))
+
 
 class GaussianHinge(_MarginLoss):
     """The hinge loss smoothed by a Gaussian, for two classes and one output."""
@@ -226,6 +270,10 @@ class GaussianHinge(_MarginLoss):
     def probabilities(self, outputs: Tensor) -> Tensor:
         # the expected loss is least where erf(z) = 2 P(y = +1) - 1
         return two_classes((1 + torch.erf(outputs)) / 2)
+
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        # (1 + erf(z)) / 2 is the cumulative normal distribution at √2 z
+        return torch.special.log_ndtr(math.sqrt(2) * torch.cat([-outputs, outputs], dim=-1))
 
 
 @cache

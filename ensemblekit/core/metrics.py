@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ensemblekit.core.decomposition import decompose
-from ensemblekit.core.losses import Loss
+from ensemblekit.core.errors import NumericError
+from ensemblekit.core.losses import Loss, pick
 
 ECE_BINS = 15
 METRIC_GROUPS: dict[str, tuple[str, ...]] = {
-    "ensemble": ("loss", "accuracy", "nll", "ece", "brier", "entropy", "mse", "r2"),
+    "ensemble": (
+        "loss",
+        "mean_output_loss",
+        "accuracy",
+        "nll",
+        "ece",
+        "brier",
+        "prediction_entropy",
+        "entropy",
+        "aleatoric_entropy",
+        "mse",
+        "rmse",
+        "mae",
+        "r2",
+        "standardised_mse",
+    ),
     "members": (
         "mean_member_loss",
         "mean_member_accuracy",
@@ -23,9 +41,11 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
         "best_member_mse",
         "worst_member_mse",
     ),
-    "spread": ("diversity", "remainder", "disagreement", "mutual_information"),
+    "spread": ("diversity", "remainder", "remainder_bound", "disagreement", "mutual_information"),
 }
 """Every metric, by what it describes: the ensemble, its members by themselves, or how they differ."""
+_OLD_NAMES = {name: f"test_{name}" for name in METRIC_GROUPS["members"]} | {"images_per_second": "samples_per_second"}
+_OLD_ENTROPIES = {f"{split}_entropy": f"{split}_prediction_entropy" for split in ("test", "validation")}
 
 
 def metric_group(name: str) -> str:
@@ -33,52 +53,102 @@ def metric_group(name: str) -> str:
     return next((group for group, names in METRIC_GROUPS.items() if name in names), "ensemble")
 
 
+def flat_metrics(metrics: Mapping[str, float], split: str = "test") -> dict[str, float]:
+    """Name the metrics of a split as runs do: `test_accuracy`, `test_mean_member_accuracy`."""
+    return {f"{split}_{name}": value for name, value in metrics.items()}
+
+
+def translate_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's metrics with the names of version 0.1.0 replaced by the current ones."""
+    # its entropy was that of the combined prediction; its rows are known by a name without prefix
+    names = _OLD_NAMES | (_OLD_ENTROPIES if "mean_member_loss" in metrics else {})
+    return {names.get(name, name): value for name, value in metrics.items()}
+
+
 @torch.no_grad()
-def evaluate(outputs: Tensor, target: Tensor, loss: Loss, combined: Tensor | None = None) -> dict[str, float]:
-    """Compute all metrics of member outputs (M, N, C); `combined` (N, C) is the ensemble's output, else the mean."""
+def evaluate(
+    outputs: Tensor,
+    target: Tensor,
+    loss: Loss,
+    combined: Tensor | None = None,
+    restore: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, float]:
+    """Compute all metrics of member outputs.
+
+    Args:
+        outputs: the members' raw outputs (M, N, C).
+        target: class indices (N,), or real values (N,) or (N, C).
+        loss: the loss, which also defines what the outputs mean.
+        combined: the ensemble's output (N, C). Default: the mean of the outputs.
+        restore: converts standardised values (…, C) to the original units, in which errors of regression are reported.
+
+    Returns:
+        The metrics by name, without the prefix of a split. The bound on the remainder is left out if the loss has none.
+
+    Raises:
+        NumericError: an output is not finite; the error names the member and the sample.
+    """
     if combined is None:
         combined = outputs.mean(dim=0)
+    _check_finite(outputs, combined)
     parts = decompose(outputs, target, loss)
     metrics = {
         "loss": loss(combined, target).mean(),
+        "mean_output_loss": parts.ensemble_loss,
         "mean_member_loss": parts.mean_member_loss,
         "diversity": parts.diversity,
         "remainder": parts.remainder,
     }
+    if parts.remainder_bound is not None:
+        metrics["remainder_bound"] = parts.remainder_bound
     if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
-        metrics |= regression_metrics(outputs, combined, target)
+        metrics |= regression_metrics(outputs, combined, target, restore)
     else:
         classes = target.flatten() > 0 if loss.takes == "margins" else target
-        probabilities = loss.probabilities(combined.double())  # float32 would cut off the log-likelihood at 87
-        metrics |= classification_metrics(loss.probabilities(outputs), probabilities, classes.long())
+        metrics |= classification_metrics(outputs, combined, classes.long(), loss)
     return {name: float(value) for name, value in metrics.items()}
 
 
-def flat_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Name the metrics of the test data as runs do: `test_accuracy`, but `mean_member_accuracy`."""
-    return {name if metric_group(name) == "members" else f"test_{name}": value for name, value in metrics.items()}
+def _check_finite(outputs: Tensor, combined: Tensor) -> None:
+    """Raise a `NumericError` for nan or infinity: nan would be the largest output and might count as correct."""
+    if outputs.is_meta:
+        return
+    fix = "lower the learning rate, or set training.clip_norm"
+    for member, finite in enumerate(outputs.isfinite().all(dim=-1)):
+        if not bool(finite.all()):
+            sample = int((~finite).nonzero()[0])
+            raise NumericError(f"the outputs of member {member} for sample {sample} are not finite", fix=fix)
+    finite = combined.isfinite().all(dim=-1)
+    if not bool(finite.all()):
+        sample = int((~finite).nonzero()[0])
+        raise NumericError(f"the combined output for sample {sample} is not finite", fix=fix)
 
 
 @torch.no_grad()
-def member_metrics(outputs: Tensor, target: Tensor, loss: Loss) -> list[dict[str, Any]]:
-    """Compute loss, and accuracy or squared error, of each member by itself, from outputs (M, N, C)."""
+def member_metrics(
+    outputs: Tensor, target: Tensor, loss: Loss, restore: Callable[[Tensor], Tensor] | None = None
+) -> list[dict[str, Any]]:
+    """Compute loss, and accuracy or squared error, of each member by itself; arguments as for `evaluate`."""
     names = ("loss", "accuracy", "mse")
     rows = []
     for index, member_outputs in enumerate(outputs):
-        metrics = evaluate(member_outputs.unsqueeze(0), target, loss)
+        metrics = evaluate(member_outputs.unsqueeze(0), target, loss, restore=restore)
         rows.append({"index": index, **{name: metrics[name] for name in names if name in metrics}})
     return rows
 
 
-def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, classes: Tensor) -> dict[str, Tensor]:
-    """Compute accuracy, calibration and disagreement from (M, N, K), (N, K) and class indices (N,)."""
-    predictions = member_probabilities.argmax(dim=-1)
+def classification_metrics(outputs: Tensor, combined: Tensor, classes: Tensor, loss: Loss) -> dict[str, Tensor]:
+    """Compute accuracy, calibration, uncertainty and disagreement from (M, N, C), (N, C) and class indices (N,)."""
+    # float64, since small probabilities underflow in float32; one member at a time, to need little memory
+    combined = combined.double()
+    probabilities = loss.probabilities(combined)
+    predictions = torch.stack([loss.probabilities(member.double()).argmax(dim=-1) for member in outputs])
+    uncertain = uncertainty(loss.probabilities(member.double()) for member in outputs)
     correct = predictions == classes
     member_accuracy = correct.double().mean(dim=1)
-    entropy = _entropy(probabilities)
     return {
         "accuracy": (probabilities.argmax(dim=-1) == classes).double().mean(),
-        "nll": negative_log_likelihood(probabilities, classes),
+        "nll": -pick(loss.log_probabilities(combined), classes).mean(),
         "ece": calibration_error(probabilities, classes),
         "brier": brier_score(probabilities, classes),
         "mean_member_accuracy": member_accuracy.mean(),
@@ -86,29 +156,34 @@ def classification_metrics(member_probabilities: Tensor, probabilities: Tensor, 
         "worst_member_accuracy": member_accuracy.min(),
         "oracle_accuracy": correct.any(dim=0).double().mean(),
         "disagreement": disagreement(predictions, probabilities.shape[-1]),
-        "entropy": entropy.mean(),
-        "mutual_information": mutual_information(member_probabilities).mean(),
+        "prediction_entropy": entropy(probabilities).mean(),
+        "entropy": uncertain.entropy.mean(),
+        "aleatoric_entropy": uncertain.aleatoric_entropy.mean(),
+        "mutual_information": uncertain.mutual_information.mean(),
     }
 
 
-def regression_metrics(outputs: Tensor, combined: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Compute mean squared errors and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
+def regression_metrics(
+    outputs: Tensor, combined: Tensor, target: Tensor, restore: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Compute squared and absolute errors and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
     outputs, combined = outputs.double(), combined.double()
     target = target.reshape(combined.shape).double()
-    member_mse = (outputs - target).square().mean(dim=(1, 2))
-    return {
-        "mse": (combined - target).square().mean(),
+    metrics = {}
+    if restore is not None:
+        metrics["standardised_mse"] = (combined - target).square().mean()
+        outputs, combined, target = restore(outputs), restore(combined), restore(target)
+    mse = (combined - target).square().mean()
+    member_mse = torch.stack([(member - target).square().mean() for member in outputs])
+    return metrics | {
+        "mse": mse,
+        "rmse": mse.sqrt(),
+        "mae": (combined - target).abs().mean(),
         "r2": r2_score(combined, target),
         "mean_member_mse": member_mse.mean(),
         "best_member_mse": member_mse.min(),
         "worst_member_mse": member_mse.max(),
     }
-
-
-def negative_log_likelihood(probabilities: Tensor, classes: Tensor) -> Tensor:
-    """Return the mean of -log p of the true class."""
-    likelihood = probabilities.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-    return -likelihood.clamp_min(torch.finfo(likelihood.dtype).tiny).log().mean()
 
 
 def brier_score(probabilities: Tensor, classes: Tensor) -> Tensor:
@@ -136,9 +211,31 @@ def disagreement(predictions: Tensor, num_classes: int) -> Tensor:
     return 1 - (agreeing_pairs / (num_members * (num_members - 1))).mean()
 
 
-def mutual_information(member_probabilities: Tensor) -> Tensor:
-    """Return the entropy of the mean probabilities minus the mean entropy (N,): uncertainty due to disagreement."""
-    return _entropy(member_probabilities.mean(dim=0)) - _entropy(member_probabilities).mean(dim=0)
+@dataclass(frozen=True)
+class Uncertainty:
+    """The uncertainty of class probabilities of several members, for each sample (N,), in nats."""
+
+    entropy: Tensor
+    """Of the mean of the members' probabilities."""
+    aleatoric_entropy: Tensor
+    """Mean of the entropies of the members' probabilities."""
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """The part of the entropy that is due to the disagreement of the members."""
+        return (self.entropy - self.aleatoric_entropy).clamp_min(0)  # rounding may put it a little below zero
+
+
+def uncertainty(member_probabilities: Iterable[Tensor]) -> Uncertainty:
+    """Compute the uncertainty from the class probabilities (N, K) of each member, one member at a time."""
+    members = iter(member_probabilities)
+    mean = next(members)
+    aleatoric, count = entropy(mean), 1
+    for probabilities in members:
+        count += 1
+        mean = mean + (probabilities - mean) / count
+        aleatoric = aleatoric + (entropy(probabilities) - aleatoric) / count
+    return Uncertainty(entropy(mean), aleatoric)
 
 
 def r2_score(predicted: Tensor, target: Tensor) -> Tensor:
@@ -149,5 +246,6 @@ def r2_score(predicted: Tensor, target: Tensor) -> Tensor:
     return torch.where(total > 0, 1 - unexplained / total.clamp_min(torch.finfo(total.dtype).tiny), met_exactly).mean()
 
 
-def _entropy(probabilities: Tensor) -> Tensor:
+def entropy(probabilities: Tensor) -> Tensor:
+    """Return the entropy (…) of class probabilities (…, K), in nats."""
     return torch.special.entr(probabilities).sum(dim=-1)

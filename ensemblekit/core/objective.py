@@ -125,14 +125,32 @@ class Objective:
         for member, finite in enumerate(outputs.isfinite().flatten(1).all(dim=1).tolist()):
             if not finite:
                 raise NumericError(f"the outputs of member {member} are not finite", fix="lower the learning rate")
+        if problem := self.loss.output_problem(outputs):
+            fix = 'train a model that ends with a softmax, or use loss = "cross_entropy"'
+            raise NumericError(problem, f'the loss "{self.loss.name}"', fix)
         arguments = self._arguments(outputs, target) | {"fitted": None}
         for hook in ("combine", "member_loss", "ensemble_loss", "select_members"):
             for name, result in self.hooks.results(hook, **arguments):
                 if not bool(result.isfinite().all()):
+                    if hook in ("member_loss", "ensemble_loss"):
+                        self._check_loss(outputs, arguments["combined"], target)
                     fix = "check its formula for log, division or exp of extreme outputs"
                     raise not_finite(name, hook, f'with the loss "{self.loss.name}"', fix)
                 if hook != "select_members":
                     break  # only the first result counts
+
+    def _check_loss(self, outputs: Tensor, combined: Tensor, target: Tensor) -> None:
+        """Raise a `NumericError` if the loss itself, of a member or of the combined output, is not finite."""
+        labels = [*(f"member {member}" for member in range(len(outputs))), "the combined output"]
+        for label, one in zip(labels, [*outputs, combined], strict=True):
+            finite = self.loss(one, target).isfinite()
+            if not bool(finite.all()):
+                sample = int((~finite).nonzero()[0])
+                what = f'the loss "{self.loss.name}" of {label} is not finite for sample {sample} of the batch'
+                fix = "lower the learning rate"
+                if self.loss.takes == "probabilities":
+                    fix = 'the true class has probability 0: use loss = "cross_entropy" and a model without softmax'
+                raise NumericError(what, fix=fix)
 
     def _arguments(self, outputs: Tensor, target: Tensor) -> dict[str, Any]:
         return {

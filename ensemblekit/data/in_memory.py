@@ -45,6 +45,9 @@ class InMemoryData(ImageDataset):
 
     source = "Python objects"
 
+    standardise_targets: bool = Field(
+        True, description="standardise real targets for training; predictions are in the original units in any case"
+    )
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="share of the samples held out for testing, by the seed, if one data set is passed"
     )
@@ -98,7 +101,11 @@ class InMemoryData(ImageDataset):
             self._info,
             validation=None if validation is None else validation.source,
             classes=samples["train"].classes,
+            standardise_targets=self.standardise_targets and self._info.task == "regression",
         )
+
+    def in_format(self, version: int) -> Self:
+        return self if version > 1 else self.model_copy(update={"standardise_targets": False})
 
     def _held_out(self, samples: Samples, seed: int) -> dict[str, Samples]:
         """Split samples into training and test samples."""

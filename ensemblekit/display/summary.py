@@ -64,7 +64,7 @@ def run_summary(
 
 
 def metric(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of the test data; names of members' metrics may or may not begin with `test_`."""
+    """Return a metric of the test data; the names may or may not begin with `test_`."""
     value = metrics.get(f"test_{name}", metrics.get(name))
     return None if value is None else float(value)
 
@@ -92,7 +92,10 @@ def time_line(seconds: Mapping[str, float]) -> str:
 
 
 def decomposition_line(metrics: Mapping[str, Any]) -> str:
-    """Write the decomposition: `ensemble loss 0.071 = mean member 0.098 - diversity 0.031 + remainder 0.004`."""
+    """Write the decomposition: `ensemble loss 0.071 = mean member 0.098 - diversity 0.031 + remainder 0.004`.
+
+    The remainder has the sign of the metric: `+ remainder -0.004`.
+    """
     mean_member, diversity, remainder = (
         metric(metrics, name) for name in ("mean_member_loss", "diversity", "remainder")
     )
@@ -103,10 +106,9 @@ def decomposition_line(metrics: Mapping[str, Any]) -> str:
     # eq. 3 is about the mean output; a method may combine the outputs in another way
     is_mean = ensemble_loss is not None and abs(total - ensemble_loss) <= 1e-3 * max(abs(total), 1e-3)
     name = "ensemble loss" if is_mean else "loss of the mean output"
-    sign = "-" if remainder < 0 else "+"
     return (
         f"{name} {number(total)} = mean member {number(mean_member)} - diversity {number(diversity)}"
-        f" {sign} remainder {number(abs(remainder))}"
+        f" + remainder {number(remainder)}"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ensemblekit.core.metrics import mutual_information
+from ensemblekit.core.metrics import uncertainty
 from ensemblekit.inference.ensemble import Ensemble
 
 Answer = dict[str, str | int | float]
@@ -46,15 +46,13 @@ def _classes(
     member_probabilities = ensemble.loss.probabilities(outputs)
     confidence, predicted = probabilities.max(dim=-1)
     agreement = (member_probabilities.argmax(dim=-1) == predicted).float().mean(dim=0)
-    entropy = torch.special.entr(probabilities).sum(dim=-1)
-    # rounding may put it a little below zero where all members say the same
-    information = mutual_information(member_probabilities).clamp_min(0)
+    uncertain = uncertainty(member_probabilities.double())
     columns: Columns = {
         "class": _labels(ensemble, predicted),
         "probability": numbers(confidence),
         "agreement": numbers(agreement),
-        "entropy": numbers(entropy),
-        "mutual_information": numbers(information),
+        "entropy": numbers(uncertain.entropy.to(outputs.dtype)),
+        "mutual_information": numbers(uncertain.mutual_information.to(outputs.dtype)),
     }
     if with_probabilities:
         for index, column in enumerate(probabilities.unbind(dim=-1)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.threads import ThreadPool
+from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.inputs import as_inputs
 from ensemblekit.inference.outputs import check_finite
@@ -48,6 +49,8 @@ class Ensemble(nn.Module):
         classes: names of the classes, in the order of their indices.
         transform: the preparation of images.
         fitted: parameters of the combiner, if a method fits one.
+        target_scaling: how real targets were standardised; outputs are then in the original units, float64.
+        preparation: what the run's data set needs to prepare new files.
     """
 
     def __init__(
@@ -58,10 +61,13 @@ class Ensemble(nn.Module):
         classes: tuple[str, ...] | None = None,
         transform: ImageTransform | None = None,
         fitted: Tensor | None = None,
+        target_scaling: TargetScaling | None = None,
+        preparation: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
+        self.target_scaling, self.preparation = target_scaling, preparation
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)
         self._rebuild()
@@ -105,6 +111,8 @@ class Ensemble(nn.Module):
     def member_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the members' raw outputs (M, B, C); (S · M, B, C) of S stochastic passes, the first pass first.
 
+        Outputs of regression are in the original units of the targets, in float64 if those were standardised.
+
         Args:
             inputs: a batch (B, *input_shape).
             enable_grad: whether the outputs can be differentiated in evaluation mode too, if torch's gradients are
@@ -113,6 +121,10 @@ class Ensemble(nn.Module):
         Raises:
             DataError: the inputs have another shape, or are not numbers.
         """
+        return self._restored(self.learned_outputs(inputs, enable_grad))
+
+    def learned_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+        """Compute the members' raw outputs as they learnt them: standardised if the targets were."""
         inputs = as_inputs(inputs, self.info.input_shape, self.transform, self.device, self.dtype)
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
@@ -137,12 +149,22 @@ class Ensemble(nn.Module):
 
     def forward(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the ensemble's raw output (B, C); arguments as for `member_outputs`."""
-        return self.combine(self.member_outputs(inputs, enable_grad))
+        return self._restored(self.combine_learned(self.learned_outputs(inputs, enable_grad)))
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `member_outputs` returns them, to the ensemble's output (B, C)."""
+        if self.target_scaling is None:
+            return self.combine_learned(outputs)
+        return self._restored(self.combine_learned(self.target_scaling.standardise(outputs).to(self.dtype)))
+
+    def combine_learned(self, outputs: Tensor) -> Tensor:
+        """Combine the members' outputs, as `learned_outputs` returns them."""
         fitted = None if self.fitted is None else self.fitted.to(outputs)
         return self._objective.combine(outputs, fitted, passes=len(outputs) // len(self.members))
+
+    def _restored(self, outputs: Tensor) -> Tensor:
+        """Convert outputs to the original units of the targets."""
+        return outputs if self.target_scaling is None else self.target_scaling.restore(outputs)
 
     def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the class probabilities (B, K); arguments as for `member_outputs`."""

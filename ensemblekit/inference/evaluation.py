@@ -18,15 +18,14 @@ from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.outputs import check_finite
 
 
-def checked_test_split(ensemble: Ensemble, data: Data) -> Split:
-    """Return the test split of data that has inputs and outputs like an ensemble's; a `UsageError` if it has not."""
+def check_form(ensemble: Ensemble, data: Data) -> None:
+    """Raise a `UsageError` unless data has inputs and outputs like an ensemble's."""
     if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
         what = f"the data has {data.info.form}, but the run was trained on {ensemble.info.form}"
         raise UsageError(what, "data", "give data with inputs and outputs of the same shape")
-    return data.test
 
 
-def python_split(ensemble: Ensemble, part: Any) -> Split:
+def python_data(ensemble: Ensemble, part: Any) -> Data:
     """Return all samples of a pair (X, y) or a data set, prepared as the run's test data.
 
     Raises:
@@ -43,30 +42,43 @@ def python_split(ensemble: Ensemble, part: Any) -> Split:
     if shape != expected:
         raise DataError(f"expected inputs of shape {expected}, got {shape}", label, "give inputs like the run's")
     inputs = source.inputs if isinstance(source, TensorSource) else source
-    return Split(inputs, source.targets, ensemble.transform)
+    split = Split(inputs, source.targets, ensemble.transform)
+    return Data(ensemble.info, ensemble.classes, split, None, split)
 
 
-def evaluate_on(ensemble: Ensemble, split: Split, per_class: bool = False) -> dict[str, Any]:
-    """Compute the metrics of an ensemble on a split, named as those of test data.
+def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> dict[str, Any]:
+    """Compute the metrics of an ensemble on the test split of data.
 
     Args:
         ensemble: the trained ensemble.
-        split: samples with targets.
+        data: with inputs and outputs like the ensemble's; real targets in any units.
         per_class: whether to add `classes` and `confusion`, if the task is classification.
 
     Raises:
         NumericError: an output is not finite.
     """
-    split = split.to(ensemble.device)
+    split = data.test.to(ensemble.device)
     with torch.no_grad():
         batches = split.batches(ensemble.spec.training.batch_size)
-        outputs = torch.cat([ensemble.member_outputs(batch.inputs) for batch in batches], dim=1)
+        outputs = torch.cat([ensemble.learned_outputs(batch.inputs) for batch in batches], dim=1)
         check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
-        combined = ensemble.combine(outputs)
-    metrics: dict[str, Any] = flat_metrics(evaluate(outputs, split.targets, ensemble.loss, combined))
+        combined = ensemble.combine_learned(outputs)
+    targets, scaling = _learned_targets(ensemble, data, split.targets), ensemble.target_scaling
+    restore = None if scaling is None else scaling.restore
+    metrics: dict[str, Any] = flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))
     if per_class and ensemble.info.task == "classification":
-        metrics |= _by_class(ensemble, combined, split.targets)
+        metrics |= _by_class(ensemble, combined, targets)
     return metrics
+
+
+def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
+    """Convert real targets to the units that the members learnt; class indices stay as they are."""
+    if not targets.is_floating_point():
+        return targets
+    if data.target_scaling != ensemble.target_scaling:
+        targets = targets if data.target_scaling is None else data.target_scaling.restore(targets)
+        targets = targets if ensemble.target_scaling is None else ensemble.target_scaling.standardise(targets)
+    return targets.to(ensemble.dtype)
 
 
 def _by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:

@@ -9,12 +9,14 @@ import torch
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import Registry
+from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.runs.run import as_written, read_spec
+from ensemblekit.runs.json_files import as_written
+from ensemblekit.runs.run import read_spec
 from ensemblekit.training.environment import choose_device
 
 
@@ -28,6 +30,10 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
         classes = tuple(metadata["classes"]) if metadata["classes"] else None
         transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
+        # runs of version 0.1.0 have neither of these
+        saved = metadata.get("target_scaling")
+        scaling = TargetScaling.from_json(saved) if saved else None
+        preparation = metadata.get("preparation")
         models = [(seed_index, spec.member_models[seed_index]) for seed_index in metadata["members"]]
     num_outputs = spec.loss.num_outputs(info)
     networks = []
@@ -35,7 +41,9 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         network = build_member(model, info.input_shape, num_outputs, spec.seed, seed_index)
         load_weights(network, model, tensors, f"members.{index}.")
         networks.append(network)
-    return Ensemble(networks, spec, info, classes, transform, tensors.get("combiner")).eval().to(target)
+    combiner = tensors.get("combiner")
+    ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation)
+    return ensemble.eval().to(target)
 
 
 def inference_device(device: str | torch.device) -> torch.device:

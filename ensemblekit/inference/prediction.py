@@ -21,6 +21,7 @@ from ensemblekit.inference.answers import Answer, answers
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.files import IMAGE_EXTENSIONS, TABLE_EXTENSIONS, InputFile
 from ensemblekit.inference.outputs import check_finite
+from ensemblekit.inference.tables import prepare_file
 from ensemblekit.inference.writing import format_records
 
 BATCH_SIZE = 256
@@ -162,14 +163,11 @@ def _read_tables(files: Sequence[InputFile], ensemble: Ensemble, failures: list[
 
 def _table_rows(path: Path, ensemble: Ensemble) -> Tensor:
     """The rows (N, *input_shape) of a CSV file."""
-    shape, spec = ensemble.info.input_shape, ensemble.spec
-    rows = spec.data.read_features(path, spec.seed)
-    if rows is None:
-        rows = _numbers(path, math.prod(shape)).view(-1, *shape)
-    if rows.shape[1:] != shape:
-        what = f"expected {shape} features of the run, got {tuple(rows.shape[1:])}"
-        raise DataError(what, str(path), f'restore the training data of data set "{spec.data.name}"')
-    return rows
+    prepared = prepare_file(ensemble, path)
+    if prepared is not None:
+        return prepared.inputs
+    shape = ensemble.info.input_shape
+    return _numbers(path, math.prod(shape)).view(-1, *shape)
 
 
 def _numbers(path: Path, num_features: int) -> Tensor:

@@ -5,15 +5,17 @@ A spec can only name plugins that are installed or that a person passed on the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ensemblekit.core.errors import PluginError, Problem, SpecError, UsageError, choices
-from ensemblekit.core.plugin import Plugin
+from ensemblekit.core.errors import Problem, SpecError, UsageError, choices
 from ensemblekit.core.registry import Registry
+from ensemblekit.spec.checks import spec_problems
 from ensemblekit.spec.entries import MISSING
+from ensemblekit.spec.hints import attribute, with_known_keys
 from ensemblekit.spec.reading import AnyPlugin, Reader
 from ensemblekit.spec.sections import ENTRIES, Spec
 from ensemblekit.spec.tables import override, read_toml
@@ -23,6 +25,7 @@ def load_spec(
     source: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None,
     registry: Registry,
+    ask_plugins: bool = True,
     default_names: Mapping[str, str] | None = None,
 ) -> Spec:
     """Read and validate a spec.
@@ -31,27 +34,50 @@ def load_spec(
         source: path of a TOML file, or its content as a mapping.
         overrides: values by dotted path.
         registry: the plugins that the spec may name.
+        ask_plugins: whether plugins check the spec; not for that of a run, which an older version may have accepted.
         default_names: plugins for sections that the spec leaves out, or that have no name.
 
     Raises:
         SpecError: with all problems of the spec.
     """
     label = "the spec" if isinstance(source, Mapping) else str(source)
-    tables = dict(deepcopy(source)) if isinstance(source, Mapping) else read_toml(Path(source))
+    tables = source if isinstance(source, Mapping) else read_toml(Path(source))
+    overrides = dict(overrides or {})
+    spec, reader = _attempt(tables, overrides, registry, ask_plugins, default_names or {})
+    if spec is None or reader.problems:
+        problems = with_known_keys(reader.problems, reader.tables, registry)
+        if overrides:
+            without = partial(
+                _attempt, tables, registry=registry, ask_plugins=ask_plugins, default_names=default_names or {}
+            )
+            problems = attribute(problems, overrides, lambda others: without(others)[1].problems)
+        raise SpecError(problems, label)
+    return spec
+
+
+def _attempt(
+    tables: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    registry: Registry,
+    ask_plugins: bool,
+    default_names: Mapping[str, str],
+) -> tuple[Spec | None, Reader]:
+    """Read a spec with overrides, and return it with its reader, which has the problems; `tables` stay as they are."""
+    changed = dict(deepcopy(tables))
     reader = Reader(registry)
-    for path, value in (overrides or {}).items():
+    for path, value in overrides.items():
         try:
-            override(tables, path, value)
+            override(changed, path, deepcopy(value))
         except UsageError as error:
             reader.problem(error.where, error.what, error.fix)
-    for section, name in (default_names or {}).items():
-        table = tables.setdefault(section, {})
+    for section, name in default_names.items():
+        table = changed.setdefault(section, {})
         if isinstance(table, dict):
             table.setdefault("name", name)
-    spec = _read(reader, tables)
-    if spec is None or reader.problems:
-        raise SpecError(reader.problems, label)
-    return spec
+    spec = _read(reader, changed)
+    if spec is not None and ask_plugins:
+        reader.problems += spec_problems(spec)
+    return spec, reader
 
 
 def build_plugin(base: type[AnyPlugin], value: str | Mapping[str, Any], registry: Registry) -> AnyPlugin:
@@ -68,18 +94,13 @@ def _read(reader: Reader, tables: dict[str, Any]) -> Spec | None:
     allowed = {entry.path.partition(".")[0] for entry in ENTRIES.values()}
     for key in tables:
         if key not in allowed:
-            reader.problem(str(key), "unknown key", choices(str(key), allowed))
+            reader.problems.append(Problem(str(key), "unknown key", choices(str(key), allowed), "unknown_key"))
     for name, entry in ENTRIES.items():
         reader.values[name] = entry.read(reader, _value_at(tables, entry.path))
     if reader.problems:
         return None
-    spec = Spec(**reader.values)
-    for path, plugin in spec.plugins():
-        for problem in _check(plugin, spec):
-            elsewhere = problem.path.startswith("/")
-            moved = Problem(problem.path[1:], problem.what, problem.fix) if elsewhere else problem.under(path)
-            reader.problems.append(moved)
-    return spec
+    has_loss = _value_at(tables, "training.loss") is not MISSING
+    return Spec(**reader.values, default_loss=None if has_loss else reader.values["loss"])
 
 
 def _value_at(tables: Mapping[str, Any], path: str) -> Any:
@@ -88,13 +109,3 @@ def _value_at(tables: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
     return value
-
-
-def _check(plugin: Plugin, spec: Spec) -> list[Problem]:
-    """Return the problems that a plugin sees in a spec."""
-    result: Any = plugin.check_spec(spec)
-    problems = list(result) if isinstance(result, Iterable) else [result]
-    if not all(isinstance(problem, Problem) for problem in problems):
-        what = f'plugin "{plugin.name}": check_spec() returned something other than problems'
-        raise PluginError(what, fix="yield Problem(…)", plugin=plugin.name)
-    return problems

@@ -14,7 +14,7 @@ from ensemblekit.testing.checks import check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.numeric_gradients import gradient_pair
 from ensemblekit.testing.reviews import describe, mismatch, works_on_meta
-from ensemblekit.testing.toy_run import toy_registry, toy_spec, train_toy_run
+from ensemblekit.testing.toy_run import ToyNetwork, toy_registry, toy_spec, train_toy_run
 
 MEMBERS, BATCH, CLASSES = 2, 4, 3
 STEP = 1e-3
@@ -124,7 +124,7 @@ class LossContract(PluginContract[Loss]):
         changes = {
             "data.regression": regression,
             "data.num_classes": 2 if self.plugin.takes == "margins" else CLASSES,
-            "model.probabilities": self.plugin.takes == "probabilities",
             "training.loss": (MSE() if regression else CrossEntropy()).name,  # replaced below, but must fit the data
         }
-        train_toy_run(replace(toy_spec(registry, changes), loss=self.plugin), registry)
+        model = ToyNetwork(probabilities=self.plugin.takes == "probabilities")
+        train_toy_run(replace(toy_spec(registry, changes), model=model, loss=self.plugin), registry)

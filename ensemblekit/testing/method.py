@@ -24,7 +24,7 @@ from ensemblekit.testing.toy_run import BATCH_SIZE, CopyAfterEpoch, empty_direct
 STEPS = 3
 AGREEMENT = 1e-5
 """Relative tolerance between engines in float32."""
-TIMINGS = {"seconds", "images_per_second"}
+TIMINGS = {"seconds", "samples_per_second"}
 """Metrics that differ between equal runs."""
 
 
@@ -72,8 +72,8 @@ class MethodContract(HookChecks, ObjectiveChecks):
         settings = EngineSettings(torch.device("cpu"), spec.optimizer, passes=hooks.passes(self.members))
         if engine_type.unsupported(members, settings) is not None:
             return None
-        weights = hooks.sample_weights(BATCH_SIZE, len(members), seed=0)
         batches = [self._batch(step) for step in range(STEPS)]
+        weights = hooks.sample_weights(BATCH_SIZE, len(members), seed=0, targets=batches[0].targets)
         engine = engine_type(members, self.objective, settings)
         try:
             values = [engine.train_step(batch, weights, 0.1, step)[0] for step, batch in enumerate(batches)]

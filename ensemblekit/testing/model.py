@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.core.errors import EnsemblekitError, Problem
+from ensemblekit.core.losses import NLL
 from ensemblekit.core.plugin import Model
 from ensemblekit.core.seeds import generator
 from ensemblekit.members.build import build_member
@@ -303,7 +304,8 @@ class ModelContract(PluginContract[Model]):
         """One epoch through the ordinary training path, with this model and its parameters."""
         registry = toy_registry(self.plugin)
         spec = toy_spec(registry, {"data.shape": list(self.shapes[0])})
-        train_with_every_engine(replace(spec, model=self.plugin), registry)
+        loss = NLL() if self.plugin.gives_probabilities() else spec.loss
+        train_with_every_engine(replace(spec, model=self.plugin, loss=loss), registry)
 
 
 def _cause(error: Exception) -> str:

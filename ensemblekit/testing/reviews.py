@@ -171,13 +171,18 @@ def call_unmodified(plugin_class: type, member: str, call: Callable[..., Any], a
 
 
 def spec_problems(plugin: Plugin, spec: Spec) -> list[Problem]:
-    """The problems that a plugin reports for a spec."""
-    problems: object = plugin.check_spec(spec)
-    if not isinstance(problems, Iterable):
-        where = location(type(plugin), "check_spec")
-        fix = "yield a Problem for each mistake in the spec; return () if there is none"
-        raise ContractError("an iterable of Problem from check_spec()", describe(problems), where, fix)
-    return list(problems)
+    """The problems that a plugin reports for a spec and, if it is known, for the form of its data."""
+    results: dict[str, object] = {"check_spec": plugin.check_spec(spec)}
+    if spec.data.info is not None:
+        results["check_data"] = plugin.check_data(spec, spec.data.info)
+    found: list[Problem] = []
+    for check, problems in results.items():
+        if not isinstance(problems, Iterable):
+            fix = "yield a Problem for each mistake; return () if there is none"
+            expected = f"an iterable of Problem from {check}()"
+            raise ContractError(expected, describe(problems), location(type(plugin), check), fix)
+        found += problems
+    return found
 
 
 def accepts(function: Callable[..., object], *arguments: object) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
-from ensemblekit.core.losses import MSE, CrossEntropy
+from ensemblekit.core.losses import MSE, NLL, CrossEntropy
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
@@ -60,6 +60,9 @@ class ToyNetwork(Model):
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the hidden layer")
     probabilities: bool = Field(False, description="end with a softmax")
 
+    def gives_probabilities(self) -> bool:
+        return self.probabilities
+
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         hidden = (nn.Linear(prod(input_shape), 8), nn.Tanh(), nn.Dropout(self.dropout))
         last = (nn.Softmax(dim=-1),) if self.probabilities else ()
@@ -69,7 +72,7 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for plugin in plugins}
-    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE()):
+    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL()):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(
         PluginInfo(kind, name, f"{cls.__module__}:{cls.__qualname__}", "the contract kit", "", local_class=cls)

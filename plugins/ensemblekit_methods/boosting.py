@@ -70,6 +70,9 @@ class Boosting(Method):
         return [1 + stage * num_epochs // num_members for stage in range(num_members)]
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if spec.loss.takes == "probabilities":
+            what = f'"{self.name}" adds up the outputs, and sums are not probabilities, which "{spec.loss.name}" takes'
+            yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
         members, epochs = spec.ensemble.members, spec.training.epochs
         if self.schedule == "stagewise" and epochs < members:
             what = f'"stagewise" needs at least one epoch for each of {members} members, but there are only {epochs}'

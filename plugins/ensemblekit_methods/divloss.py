@@ -13,7 +13,7 @@ from ensemblekit_methods.pairwise_divergence import cross_entropy_to_others
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ensemblekit import Loss, Spec
+    from ensemblekit import DataInfo, Loss, Spec
 
 
 class DivLoss(Method):
@@ -41,3 +41,8 @@ class DivLoss(Method):
         if spec.loss.takes in ("probabilities", "margins"):
             what = f'"{self.name}" needs logits as outputs, but with "{spec.loss.name}" they are {spec.loss.takes}'
             yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if self.lambda2 > 0 and spec.loss.takes != "margins" and spec.loss.num_outputs(info) == 1:
+            what = f"{self.lambda2:g} has no effect: the cross-entropy between members is 0 with a single output"
+            yield Problem("lambda2", what, 'set lambda2 = 0, or use the method "ncl"')

@@ -47,3 +47,6 @@ class SMCL(Method):
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         if self.k > spec.ensemble.members:
             yield Problem("k", f"{self.k}, but there are {spec.ensemble.members} members", "lower k, or add members")
+        if self.combination == "max" and spec.loss.takes == "probabilities":
+            what = f'the largest of several probabilities do not sum to 1, but "{spec.loss.name}" takes probabilities'
+            yield Problem("combine", what, 'set combine = "mean", or another training.loss')

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from ensemblekit import Noise, Problem
 from ensemblekit_models.image_model import ImageModel, too_many_poolings
+from ensemblekit_models.softmax import SOFTMAX
 
 
 class BinaryResNet(ImageModel):
@@ -28,6 +29,10 @@ class BinaryResNet(ImageModel):
     stochastic: bool = Field(
         True, description="sample the activations in training; weights, and activations in evaluation, are signs"
     )
+    softmax: bool = SOFTMAX
+
+    def gives_probabilities(self) -> bool:
+        return self.softmax
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
         return super().input_problem(input_shape) or too_many_poolings(self.blocks, input_shape)

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ensemblekit import Model, Problem, UsageError
+from ensemblekit_models.softmax import with_softmax
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ensemblekit import Spec
+    from ensemblekit import DataInfo, Spec
 
 
 class ImageModel(Model):
@@ -26,17 +27,18 @@ class ImageModel(Model):
 
     @abstractmethod
     def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        """Build a network for inputs that `input_problem` has accepted."""
+        """Build a network for inputs that `input_problem` has accepted; `build` adds the softmax, if there is one."""
 
-    def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        problem = self.input_problem(spec.data.info.input_shape) if spec.data.info else None
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        problem = self.input_problem(info.input_shape)
         return () if problem is None else (problem,)
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         problem = self.input_problem(input_shape)
         if problem is not None:
             raise UsageError(problem.what, f"{self.name}.{problem.path}".rstrip("."), problem.fix)
-        return self.network(input_shape, num_outputs)
+        network = self.network(input_shape, num_outputs)
+        return with_softmax(network) if self.gives_probabilities() else network
 
 
 def too_many_poolings(blocks: int, input_shape: tuple[int, ...]) -> Problem | None:

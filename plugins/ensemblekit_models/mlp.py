@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from ensemblekit import Model
+from ensemblekit_models.softmax import SOFTMAX, with_softmax
 
 
 class MLP(Model):
@@ -19,6 +20,10 @@ class MLP(Model):
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 64), description="sizes of the hidden layers")
     batch_norm: bool = Field(True, description="use batch norm in each hidden layer")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability after each hidden layer")
+    softmax: bool = SOFTMAX
+
+    def gives_probabilities(self) -> bool:
+        return self.softmax
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
@@ -31,4 +36,5 @@ class MLP(Model):
             if self.dropout:
                 layers.append(nn.Dropout(self.dropout))
             size = hidden
-        return nn.Sequential(*layers, nn.Linear(size, num_outputs))
+        network = nn.Sequential(*layers, nn.Linear(size, num_outputs))
+        return with_softmax(network) if self.softmax else network

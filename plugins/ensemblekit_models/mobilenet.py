@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ensemblekit_models.image_model import ImageModel
+from ensemblekit_models.softmax import SOFTMAX
 
 SMALL_IMAGE = 64
 """Images with sides up to this many pixels are not halved by the first two layers."""
@@ -45,6 +46,10 @@ class MobileNetV3Tiny(ImageModel):
     formula = "conv, 8 inverted residuals with squeeze-and-excitation, conv, global average, conv, dropout, linear"
 
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability before the linear layer")
+    softmax: bool = SOFTMAX
+
+    def gives_probabilities(self) -> bool:
+        return self.softmax
 
     def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         channels, height, width = input_shape

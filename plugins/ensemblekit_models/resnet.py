@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ensemblekit import Problem
 from ensemblekit_models.image_model import ImageModel, too_many_poolings
+from ensemblekit_models.softmax import SOFTMAX
 
 
 class ResNet(ImageModel):
@@ -18,6 +19,10 @@ class ResNet(ImageModel):
     width: int = Field(32, ge=1, description="filters of every convolution")
     blocks: int = Field(4, ge=1, description="number of residual blocks; each halves height and width")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability before the linear layer")
+    softmax: bool = SOFTMAX
+
+    def gives_probabilities(self) -> bool:
+        return self.softmax
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
         return super().input_problem(input_shape) or too_many_poolings(self.blocks, input_shape)

@@ -15,6 +15,7 @@ from torchvision import models
 
 from ensemblekit import DataError, Problem, did_you_mean
 from ensemblekit_models.image_model import ImageModel
+from ensemblekit_models.softmax import SOFTMAX
 
 AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
 RGB = 3
@@ -34,6 +35,10 @@ class TorchVision(ImageModel):
         False,
         description="start from torchvision's default weights, downloaded on first use; only the output layer is new",
     )
+    softmax: bool = SOFTMAX
+
+    def gives_probabilities(self) -> bool:
+        return self.softmax
 
     @field_validator("arch")
     @classmethod

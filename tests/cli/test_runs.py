@@ -123,7 +123,7 @@ def test_json_is_the_final_metrics_and_the_place_and_nothing_else():
 def test_a_wrong_spec_trains_nothing(calls):
     result = run("train", SPEC, "--set", "method.lamda=1", "--device", "tpu")
     assert result.exit_code == 2
-    assert 'method.lamda: unknown key; did you mean "lambda"?' in result.stderr
+    assert 'method.lamda: unknown key; --set method.lamda=1; did you mean "lambda"?' in result.stderr
     assert "engine.device" in result.stderr
     assert calls.made == []
 
@@ -157,7 +157,7 @@ def test_evaluate_shows_every_metric(calls):
     assert calls.made == [("evaluate", Path("runs/x"), "other.csv", ("mine.py",), "cpu")]
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["of", "metric", "value"]
-    assert ["members", "mean_member_loss", "0.098"] in lines
+    assert ["members", "test_mean_member_loss", "0.098"] in lines
     assert {line[1] for line in lines[1 : len(METRICS) + 1]} == set(METRICS)
     assert "remainder 0.004\n" in result.stdout
 

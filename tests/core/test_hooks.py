@@ -104,5 +104,5 @@ def test_the_hooks_are_those_of_the_design():
     objective = {"combine", "fit_combiner", "member_loss", "ensemble_loss", "sample_weights", "select_members"}
     objective |= {"second_inputs"}
     life_cycle = {"members_at_start", "passes", "learning_rate", "epoch_started", "step_finished", "epoch_finished"}
-    life_cycle |= {"run_started", "engine_chosen", "checkpoint_saved", "run_finished", "run_ended"}
+    life_cycle |= {"run_started", "engine_chosen", "checkpoint_saved", "notice", "run_finished", "run_ended"}
     assert set(HOOK_ARGUMENTS) == objective | life_cycle

@@ -11,6 +11,7 @@ import ensemblekit as ek
 from ensemblekit import Method, hookimpl
 from ensemblekit.core.errors import DataError, NumericError, PluginError
 from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.losses import NLL
 from ensemblekit.core.objective import Objective
 
 M, B, C = 3, 4, 5
@@ -163,6 +164,25 @@ def test_outputs_that_are_not_finite_are_blamed_on_their_member():
     outputs[2, 1, 0] = torch.inf
     with pytest.raises(NumericError, match="outputs of member 2"):
         ek.objective("gncl", outputs, TARGET)
+
+
+@pytest.mark.parametrize("method", ["independent", "gncl", "end_to_end"])
+def test_raw_outputs_are_said_to_be_no_probabilities_instead_of_blaming_the_method(method):
+    outputs = torch.tensor([[[0.3, -0.7]], [[2.0, 1.0]]])
+    with pytest.raises(DataError, match=r"the outputs are not probabilities: the smallest is -0\.7") as error:
+        ek.objective(method, outputs, torch.tensor([1]), loss="nll")
+    assert "cross_entropy" in error.value.fix
+    with pytest.raises(NumericError, match="the outputs are not probabilities"):
+        Objective([], NLL()).check_finite(outputs, torch.tensor([1]))
+
+
+def test_a_loss_that_overflows_is_named_with_its_member_and_sample():
+    outputs = torch.tensor([[[1.0], [1.0]], [[1.0], [-1e4]]])
+    with pytest.raises(NumericError, match='the loss "exponential" of member 1 is not finite for sample 1'):
+        ek.objective("independent", outputs, torch.tensor([1, 1]), loss="exponential")
+    with pytest.raises(NumericError, match='the loss "nll" of member 0') as error:
+        ek.objective("independent", torch.tensor([[[1.0, 0.0]]]), torch.tensor([1]), loss="nll")
+    assert "true class has probability 0" in error.value.fix
 
 
 def test_a_member_that_is_left_out_may_have_an_infinite_loss():

@@ -38,12 +38,12 @@ def test_the_gain_is_over_the_best_and_over_the_mean_member():
 
 
 def test_an_ensemble_worse_than_its_best_member_is_said_to_be_behind():
-    run = FakeRun(metrics=METRICS | {"best_member_accuracy": 0.99})
+    run = FakeRun(metrics=METRICS | {"test_best_member_accuracy": 0.99})
     assert "0.70 points behind its best member" in run.summary().gain
 
 
 def test_an_ensemble_as_good_as_its_best_member_is_level_with_it():
-    run = FakeRun(metrics=METRICS | {"best_member_accuracy": METRICS["test_accuracy"]})
+    run = FakeRun(metrics=METRICS | {"test_best_member_accuracy": METRICS["test_accuracy"]})
     assert "is on par with its best member" in run.summary().gain
 
 
@@ -81,8 +81,7 @@ def test_the_terms_of_real_outputs_add_up_in_the_line():
     assert line.startswith(f"ensemble loss {metrics['loss']:.3f} = ")
     words = line.split()
     total, mean_member, diversity, remainder = (float(words[i]) for i in (2, 6, 9, 12))
-    signed = remainder if words[10] == "+" else -remainder
-    assert total == pytest.approx(mean_member - diversity + signed, abs=2e-3)
+    assert total == pytest.approx(mean_member - diversity + remainder, abs=2e-3)
 
 
 def test_a_method_that_does_not_combine_by_the_mean_is_not_said_to_have_that_loss():
@@ -90,11 +89,12 @@ def test_a_method_that_does_not_combine_by_the_mean_is_not_said_to_have_that_los
     assert line.startswith("loss of the mean output 0.071 = ")
 
 
-def test_a_negative_remainder_is_subtracted():
-    metrics = METRICS | {"remainder": -0.004, "test_loss": 0.063}
+def test_the_remainder_has_the_same_sign_in_the_table_and_in_the_sentence():
+    metrics = METRICS | {"test_remainder": -0.004, "test_loss": 0.063}
     assert decomposition_line(metrics) == (
-        "ensemble loss 0.063 = mean member 0.098 - diversity 0.031 - remainder 0.004"
+        "ensemble loss 0.063 = mean member 0.098 - diversity 0.031 + remainder -0.004"
     )
+    assert ("spread", "test_remainder", "-0.004") in metric_rows(metrics)
 
 
 def test_without_its_terms_there_is_no_decomposition():
@@ -142,7 +142,7 @@ def test_evaluate_groups_what_is_the_ensembles_the_members_and_between_them():
     rows = metric_rows(METRICS)
     assert rows[0] == ("ensemble", "test_loss", "0.071")
     assert ("ensemble", "test_accuracy", "98.30 %") in rows
-    assert ("members", "mean_member_loss", "0.098") in rows
+    assert ("members", "test_mean_member_loss", "0.098") in rows
     assert [row[0] for row in rows] == ["ensemble"] * 3 + ["members"] * 4 + ["spread"] * 2
     assert {row[1] for row in rows} == set(METRICS)
 

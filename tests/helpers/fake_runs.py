@@ -23,11 +23,11 @@ METRICS = {
     "test_accuracy": 0.983,
     "test_diversity": 0.031,
     "test_ece": 0.012,
-    "mean_member_accuracy": 0.962,
-    "best_member_accuracy": 0.975,
-    "worst_member_accuracy": 0.951,
-    "mean_member_loss": 0.098,
-    "remainder": 0.004,
+    "test_mean_member_accuracy": 0.962,
+    "test_best_member_accuracy": 0.975,
+    "test_worst_member_accuracy": 0.951,
+    "test_mean_member_loss": 0.098,
+    "test_remainder": 0.004,
 }
 REGRESSION_METRICS = {
     "test_loss": 1450.0,
@@ -35,9 +35,9 @@ REGRESSION_METRICS = {
     "test_r2": 0.5,
     "test_diversity": 100.0,
     "test_remainder": 0.0,
-    "mean_member_loss": 1550.0,
-    "mean_member_mse": 3100.0,
-    "best_member_mse": 3000.0,
+    "test_mean_member_loss": 1550.0,
+    "test_mean_member_mse": 3100.0,
+    "test_best_member_mse": 3000.0,
 }
 
 

@@ -84,7 +84,7 @@ def test_a_class_comes_with_probability_agreement_entropy_and_mutual_information
     assert second["class"] == "cow"
     assert second["probability"] == pytest.approx(probabilities[2])
     assert second["agreement"] == 0.5
-    assert second["entropy"] == pytest.approx(entropy(probabilities))
+    assert second["entropy"] == pytest.approx(entropy(mean))
     information = entropy(mean) - (entropy(members[0]) + entropy(members[1])) / 2
     assert second["mutual_information"] == pytest.approx(information, rel=1e-5)
     assert (first["class"], first["agreement"]) == ("ant", 1.0)

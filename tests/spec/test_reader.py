@@ -18,7 +18,10 @@ from ensemblekit.spec.tables import parse_override
 def problems(tables, registry, overrides=None) -> dict[str, str]:
     with pytest.raises(SpecError) as error:
         load_spec(tables, overrides, registry)
-    return {problem.path: str(problem) for problem in error.value.problems}
+    found: dict[str, str] = {}
+    for problem in error.value.problems:
+        found[problem.path] = f"{found[problem.path]} {problem}" if problem.path in found else str(problem)
+    return found
 
 
 def test_the_smallest_spec_fills_in_every_default(tables, registry):
@@ -139,9 +142,20 @@ CROSS_FIELD = [
     ({"method": "divloss", "training.loss": "nll"}, "training.loss", "needs logits"),
     ({"method": "diversity_cooperation", "training.loss": "exponential"}, "training.loss", "needs logits as outputs"),
     ({"method": "diversity_cooperation", "data.regression": True, "training.loss": "mse"}, "method.name", '"ncl"'),
-    ({"data.regression": True}, "training.loss", 'use loss = "mse"'),
+    ({"data.regression": True, "training.loss": "cross_entropy"}, "training.loss", 'use loss = "mse"'),
     ({"data.num_classes": 3, "training.loss": "exponential"}, "training.loss", "two classes"),
     ({"data.image": True}, "model.name", "flat inputs only"),
+    ({"training.loss": "nll"}, "training.loss", "takes probabilities"),
+    ({"model": {"name": "mlp"}, "training.loss": "nll"}, "training.loss", "set model.softmax = true"),
+    ({"model": {"name": "mlp", "softmax": True}}, "training.loss", '"mlp" are probabilities'),
+    (
+        {"model": {"name": "mlp", "softmax": True}, "data.regression": True, "training.loss": "mse"},
+        "model",
+        "without a softmax",
+    ),
+    ({"method": "boosting", "training.loss": "nll"}, "training.loss", "sums are not probabilities"),
+    ({"method": {"name": "smcl", "combine": "max"}, "training.loss": "nll"}, "method.combine", "do not sum to 1"),
+    ({"method": "divloss", "data.regression": True, "training.loss": "mse"}, "method.lambda2", "has no effect"),
 ]
 
 
@@ -192,6 +206,12 @@ def test_overrides_reach_into_tables_lists_and_names(registry):
     assert (spec.training.epochs, spec.methods[1].lam, spec.schedule.every) == (3, 0.1, 5)
     assert (spec.engine.name, spec.engine.device) == ("stacked", "auto")
     assert load_spec({**FULL, "method": "gncl"}, {"method.lambda": 0.1}, registry).methods[0].lam == 0.1
+
+
+def test_a_setting_of_a_default_needs_no_name(tables, registry):
+    spec = load_spec(tables, {"training.optimizer.lr": 0.5, "training.schedule.warmup_epochs": 2}, registry)
+    assert (spec.optimizer.name, spec.optimizer.lr) == ("adabelief", 0.5)
+    assert (spec.schedule.name, spec.schedule.warmup_epochs) == ("constant", 2.0)
 
 
 @pytest.mark.parametrize(

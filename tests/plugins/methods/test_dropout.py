@@ -219,7 +219,7 @@ def test_passes_count_as_members_in_the_results_of_a_run(tmp_path):
     assert run.metrics["test_diversity"] > 0
     assert run.metrics["test_disagreement"] > 0
     accuracies = torch.tensor([row["accuracy"] for row in run.members])
-    assert run.metrics["mean_member_accuracy"] == pytest.approx(accuracies.mean().item())
+    assert run.metrics["test_mean_member_accuracy"] == pytest.approx(accuracies.mean().item())
 
 
 def test_predictions_show_the_agreement_of_the_passes(tmp_path):

@@ -164,7 +164,7 @@ def test_every_evaluation_uses_weights_fitted_to_the_validation_data(runs, form)
     for plain, stacked in zip(runs["mean"].history, runs[form].history, strict=True):
         assert stacked["validation_loss"] <= plain["validation_loss"]
         assert stacked["test_loss"] != plain["test_loss"]
-        assert stacked["mean_member_accuracy"] == plain["mean_member_accuracy"]
+        assert stacked["test_mean_member_accuracy"] == plain["test_mean_member_accuracy"]
     assert runs[form].metrics["test_loss"] < runs["mean"].metrics["test_loss"]
 
 

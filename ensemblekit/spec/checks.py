@@ -1,0 +1,45 @@
+"""What the plugins of a spec object to: in the spec itself, and in the data once its form is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ensemblekit.core.errors import PluginError, Problem, SpecError
+from ensemblekit.core.plugin import DataInfo, Plugin
+from ensemblekit.spec.sections import Spec
+
+
+def spec_problems(spec: Spec) -> list[Problem]:
+    """Return the problems that plugins see in a spec, and in its data if its form is known without loading it."""
+    problems = _collect(spec, "check_spec", spec)
+    return problems if spec.data.info is None else problems + data_problems(spec, spec.data.info)
+
+
+def data_problems(spec: Spec, info: DataInfo) -> list[Problem]:
+    """Return the problems that the plugins of a spec see in data of this task and these shapes."""
+    return _collect(spec, "check_data", spec, info)
+
+
+def check_data(spec: Spec, info: DataInfo) -> None:
+    """Raise a `SpecError` with everything that does not fit the loaded data."""
+    if problems := data_problems(spec, info):
+        raise SpecError(problems, f'the spec and the data of "{spec.data.name}"')
+
+
+def _collect(spec: Spec, check: str, *arguments: object) -> list[Problem]:
+    found = []
+    for path, plugin in spec.plugins():
+        for problem in _call(plugin, check, *arguments):
+            elsewhere = problem.path.startswith("/")
+            found.append(Problem(problem.path[1:], problem.what, problem.fix) if elsewhere else problem.under(path))
+    return found
+
+
+def _call(plugin: Plugin, check: str, *arguments: object) -> list[Problem]:
+    result: Any = getattr(plugin, check)(*arguments)
+    problems = list(result) if isinstance(result, Iterable) else [result]
+    if not all(isinstance(problem, Problem) for problem in problems):
+        what = f'plugin "{plugin.name}": {check}() returned something other than problems'
+        raise PluginError(what, fix="yield Problem(…)", plugin=plugin.name)
+    return problems
