@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -29,7 +30,7 @@ def answers(
     if ensemble.info.task == "classification":
         columns = _classes(ensemble, outputs, combined, probabilities, members)
     else:
-        columns = _values(outputs, combined, members)
+        columns = _values(ensemble, outputs, combined, members)
     names, values = list(columns), columns.values()
     for row in zip(*values, strict=True):
         yield dict(zip(names, row, strict=True))
@@ -71,20 +72,30 @@ def _labels(ensemble: Ensemble, indices: Tensor) -> list[str] | list[int]:
     return [classes[index] for index in indices.tolist()] if classes else indices.tolist()
 
 
-def _values(outputs: Tensor, combined: Tensor, with_members: bool) -> Columns:
+def _values(ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_members: bool) -> Columns:
     """The columns of the answers for outputs (M, B, C) and what they combine to (B, C); several values are numbered."""
     deviations = outputs.std(dim=0, correction=0)
     num_values = combined.shape[-1]
     ends = [""] if num_values == 1 else [f"_{index}" for index in range(num_values)]
     columns: Columns = {}
     for index, end in enumerate(ends):
-        columns[f"value{end}"] = numbers(combined[:, index])
-        columns[f"standard_deviation{end}"] = numbers(deviations[:, index])
+        columns[f"value{end}"] = _in_units(ensemble, combined, index)
+        columns[f"standard_deviation{end}"] = _in_units(ensemble, deviations, index)
     if with_members:
         for member, own in enumerate(outputs):
             for index, end in enumerate(ends):
-                columns[f"member_value{end}[{member}]"] = numbers(own[:, index])
+                columns[f"member_value{end}[{member}]"] = _in_units(ensemble, own, index)
     return columns
+
+
+def _in_units(ensemble: Ensemble, values: Tensor, index: int) -> list[float]:
+    """One of several values (N, C), without digits beyond the precision of what the members learnt."""
+    column = numbers(values[:, index])
+    if ensemble.target_scaling is None:
+        return column
+    resolution = ensemble.target_scaling.std[index] * torch.finfo(ensemble.dtype).eps
+    decimals = math.ceil(-math.log10(resolution))
+    return [round(value, decimals) for value in column]
 
 
 def numbers(values: Tensor) -> list[float]:

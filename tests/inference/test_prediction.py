@@ -16,9 +16,10 @@ from helpers.fake_runs import CLASSIFIER, linear_ensemble
 from PIL import Image
 
 import ensemblekit as ek
+from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference import prediction
-from ensemblekit.inference.answers import numbers
+from ensemblekit.inference.answers import answers, numbers
 from ensemblekit.inference.files import InputFile, opened
 from ensemblekit.inference.prediction import format_predictions, predict_files
 
@@ -312,6 +313,19 @@ def test_numbers_have_the_fewest_digits_of_their_precision():
     assert numbers(torch.tensor([1 / 3], dtype=torch.float64)) == [1 / 3]
     exact = torch.rand(1000)
     assert torch.equal(torch.tensor(numbers(exact)), exact)
+
+
+@pytest.mark.parametrize(("std", "expected"), [(1.0, 100.3333333), (1e9, 333333443.0)])
+def test_values_in_their_own_units_have_no_digits_that_the_members_cannot_tell_apart(std, expected):
+    ensemble = regressor()
+    ensemble.target_scaling = TargetScaling((100.0,), (std,))
+    answer = next(answers(ensemble, ensemble.target_scaling.restore(torch.tensor([[[1 / 3]]] * 2)), members=True))
+    assert answer["value"] == answer["member_value[0]"] == pytest.approx(expected, rel=1e-7)
+    assert len(str(answer["value"]).replace(".", "").rstrip("0")) <= 10
+    ensemble.target_scaling = TargetScaling((16_777_000.0,), (10.0,))
+    learned = ensemble.target_scaling.standardise(torch.tensor([[[16_777_217.0]]], dtype=torch.float64)).float()
+    (answer,) = answers(ensemble, ensemble.target_scaling.restore(learned))
+    assert answer["value"] == pytest.approx(16_777_217, abs=1e-5)
 
 
 def test_a_file_name_that_is_not_utf8_can_be_written(tmp_path):
