@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, plugins, runs, specs
+from ensemblekit.cli import bench, cache, plugins, runs, specs
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 
 INTERRUPTED = 130
@@ -145,5 +145,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, plugins, specs, bench):
+for module in (runs, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)
