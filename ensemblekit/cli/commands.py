@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, plugins, runs, specs
+from ensemblekit.cli import bench, cache, plugins, runs, specs
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.display.streams import ReaderGone, discard_unwritten, output_error, prepare_streams, report
@@ -172,5 +172,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, plugins, specs, bench):
+for module in (runs, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)

@@ -226,7 +226,7 @@ def test_schema_accepts_valid_specs_and_rejects_wrong_ones(spec):
 
 def test_help_shows_every_command_in_a_group():
     text = run("--help").stdout
-    titles = ["Train:", "Look at results:", "Use a trained ensemble:", "Plugins:", "Specs:", "Speed:"]
+    titles = ["Train:", "Look at results:", "Use a trained ensemble:", "Plugins:", "Specs:", "Data:", "Speed:"]
     assert [line for line in text.splitlines() if line in titles] == titles
     grouped = [command.name for commands in main.sections.values() for command in commands]
     assert sorted(grouped) == sorted(main.commands)
