@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ensemblekit.core.errors import PluginError
-from ensemblekit.core.parameters import short, toml_value
+from ensemblekit.core.parameters import Parameter, parameters, short, toml_value
 from ensemblekit.core.plugin import Method, Model, Plugin, Section
+from ensemblekit.core.registry import Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
 
@@ -45,6 +46,14 @@ class Entry(ABC):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         """Return the JSON Schema of the key."""
 
+    @abstractmethod
+    def fields(self) -> list[Parameter]:
+        """Describe the keys of its table, or the key itself if it is not a table."""
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        """Return the names that it can be chosen by; none if it is not chosen by name."""
+        return ()
+
     def rows(self, value: Any) -> Rows:
         """Yield the lines of an overview."""
         yield self.path.rpartition(".")[2], str(value)
@@ -76,6 +85,9 @@ class IntegerEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         return {"type": "integer", "minimum": 0, "maximum": self.maximum, "default": 0}
 
+    def fields(self) -> list[Parameter]:
+        return [Parameter(self.path, "integer", 0, False, f"integer ≥ 0 and ≤ {self.maximum}", f"the {self.path}")]
+
 
 @dataclass(frozen=True)
 class PluginEntry(Entry):
@@ -101,6 +113,12 @@ class PluginEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
+
+    def fields(self) -> list[Parameter]:
+        return []  # the plugins have them
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return registry.plugins(self.base.kind)
 
     def rows(self, value: Plugin) -> Rows:
         # of a data set, which has many parameters, only those that the spec sets
@@ -140,6 +158,12 @@ class PluginsEntry(Entry):
         several = {"type": "array", "items": plugin}
         return {"anyOf": [plugin, several]} if self.single else several
 
+    def fields(self) -> list[Parameter]:
+        return []  # the plugins have them
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return registry.plugins(self.base.kind)
+
     def rows(self, value: tuple[Plugin, ...]) -> Rows:
         for plugin in value:
             yield self.base.kind, section_text(plugin)
@@ -175,6 +199,9 @@ class SectionEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         return builder.section(self.section, self.path)
 
+    def fields(self) -> list[Parameter]:
+        return parameters(self.section)
+
     def rows(self, value: Section) -> Rows:
         yield self.text(value)
 
@@ -197,6 +224,16 @@ class ChoiceEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         sections = ((name, self.section_of(name)) for name in self.names())
         return builder.named(sections, self.path.rpartition(".")[2], self.default)
+
+    def fields(self) -> list[Parameter]:
+        return self.fields_of(self.default)
+
+    def fields_of(self, name: str) -> list[Parameter]:
+        """Describe the keys of one choice, without its name."""
+        return [field for field in parameters(self.section_of(name)) if field.name != "name"]
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return self.names()
 
     def rows(self, value: Section) -> Rows:
         always = {"lr"} & set(type(value).model_fields)
@@ -244,6 +281,10 @@ class GroupsEntry(Entry):
         members = builder.section(self.section, self.path)["properties"]["members"]
         group = {"members": members, "model": {"type": "object"}}  # a part of a model's table is enough
         return {"type": "array", "items": {"type": "object", "properties": group}}
+
+    def fields(self) -> list[Parameter]:
+        model = Parameter("model", "table", None, False, "keys of [model]", "the keys that differ, or another model")
+        return [*(replace(field, default=1) for field in parameters(self.section)), model]
 
     def rows(self, value: tuple[Group, ...]) -> Rows:
         for group in value:

@@ -21,6 +21,21 @@ _SECTIONS = {
     "training.schedule": "ensemblekit.spec.schedules:Schedule",
 }
 _PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss", "extensions": "extension"}
+SECTIONS = (
+    "seed",
+    "data",
+    "model",
+    "method",
+    "ensemble",
+    "ensemble.groups",
+    "training",
+    "training.loss",
+    "training.optimizer",
+    "training.schedule",
+    "engine",
+    "extensions",
+)
+"""The parts of a spec, which `ensemblekit inspect` explains."""
 _ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
 
 
