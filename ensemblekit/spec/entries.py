@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ensemblekit.core.errors import PluginError
 from ensemblekit.core.parameters import Parameter, parameters, short, toml_value
 from ensemblekit.core.plugin import Method, Model, Plugin, Section
-from ensemblekit.core.registry import Registry
+from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
 
@@ -46,9 +46,14 @@ class Entry(ABC):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         """Return the JSON Schema of the key."""
 
-    @abstractmethod
-    def fields(self) -> list[Parameter]:
-        """Describe the keys of its table, or the key itself if it is not a table."""
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        """Describe the keys of its table, without the name that it is chosen by; none if it is not a table.
+
+        Args:
+            registry: the plugins that it can name.
+            name: its choice, if it is chosen by name. Default: its own default.
+        """
+        return []
 
     def choices(self, registry: Registry) -> Collection[str]:
         """Return the names that it can be chosen by; none if it is not chosen by name."""
@@ -85,9 +90,6 @@ class IntegerEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         return {"type": "integer", "minimum": 0, "maximum": self.maximum, "default": 0}
 
-    def fields(self) -> list[Parameter]:
-        return [Parameter(self.path, "integer", 0, False, f"integer ≥ 0 and ≤ {self.maximum}", f"the {self.path}")]
-
 
 @dataclass(frozen=True)
 class PluginEntry(Entry):
@@ -114,8 +116,8 @@ class PluginEntry(Entry):
         schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
 
-    def fields(self) -> list[Parameter]:
-        return []  # the plugins have them
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        return plugin_fields(registry.plugins(self.base.kind).get(name))
 
     def choices(self, registry: Registry) -> Collection[str]:
         return registry.plugins(self.base.kind)
@@ -158,8 +160,8 @@ class PluginsEntry(Entry):
         several = {"type": "array", "items": plugin}
         return {"anyOf": [plugin, several]} if self.single else several
 
-    def fields(self) -> list[Parameter]:
-        return []  # the plugins have them
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        return plugin_fields(registry.plugins(self.base.kind).get(name))
 
     def choices(self, registry: Registry) -> Collection[str]:
         return registry.plugins(self.base.kind)
@@ -199,7 +201,7 @@ class SectionEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         return builder.section(self.section, self.path)
 
-    def fields(self) -> list[Parameter]:
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
         return parameters(self.section)
 
     def rows(self, value: Section) -> Rows:
@@ -225,12 +227,9 @@ class ChoiceEntry(Entry):
         sections = ((name, self.section_of(name)) for name in self.names())
         return builder.named(sections, self.path.rpartition(".")[2], self.default)
 
-    def fields(self) -> list[Parameter]:
-        return self.fields_of(self.default)
-
-    def fields_of(self, name: str) -> list[Parameter]:
-        """Describe the keys of one choice, without its name."""
-        return [field for field in parameters(self.section_of(name)) if field.name != "name"]
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        section = self.section_of(name if name in self.names() else self.default)
+        return [field for field in parameters(section) if field.name != "name"]
 
     def choices(self, registry: Registry) -> Collection[str]:
         return self.names()
@@ -282,7 +281,7 @@ class GroupsEntry(Entry):
         group = {"members": members, "model": {"type": "object"}}  # a part of a model's table is enough
         return {"type": "array", "items": {"type": "object", "properties": group}}
 
-    def fields(self) -> list[Parameter]:
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
         model = Parameter("model", "table", None, False, "keys of [model]", "the keys that differ, or another model")
         return [*(replace(field, default=1) for field in parameters(self.section)), model]
 
@@ -317,6 +316,14 @@ class EnsembleEntry(SectionEntry):
                 what = f"{section.members}, but {reason} imply {needed} members"
                 reader.problem("ensemble.members", what, f"set it to {needed}, or leave it out")
         return section
+
+
+def plugin_fields(info: PluginInfo | None) -> list[Parameter]:
+    """Describe the parameters of a plugin; none if there is no plugin or if it is broken."""
+    try:
+        return parameters(info.load()) if info is not None else []
+    except PluginError:
+        return []
 
 
 def section_text(section: Section, shown: Collection[str] | None = None) -> str:

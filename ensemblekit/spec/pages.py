@@ -9,7 +9,7 @@ from ensemblekit.core.description import snippet
 from ensemblekit.core.errors import UsageError, choices
 from ensemblekit.core.parameters import Parameter
 from ensemblekit.core.registry import Registry
-from ensemblekit.spec.entries import ChoiceEntry, Entry, GroupsEntry, PluginsEntry, SectionEntry
+from ensemblekit.spec.entries import ChoiceEntry, Entry, GroupsEntry, IntegerEntry, PluginsEntry, SectionEntry
 from ensemblekit.spec.sections import ENTRIES
 
 _ABOUT = {
@@ -43,18 +43,18 @@ def section_page(path: str, registry: Registry) -> dict[str, Any] | None:
         if not colon and entry.path == path:
             return _page(entry, registry)
         if colon and isinstance(entry, ChoiceEntry) and entry.path.rpartition(".")[2] == kind:
-            return _choice_page(entry, kind, name)
+            return _choice_page(entry, kind, name, registry)
     return None
 
 
 def _page(entry: Entry, registry: Registry) -> dict[str, Any]:
-    fields = [*entry.fields(), *(_nested(other) for other in _entries_below(entry.path))]
     names = sorted(entry.choices(registry))
-    header = "" if "." not in entry.path and not names and not isinstance(entry, SectionEntry) else f"[{entry.path}]"
-    if isinstance(entry, GroupsEntry) or (isinstance(entry, PluginsEntry) and not entry.single):
-        header = f"[{header}]"
+    fields = [*entry.fields(registry), *(_as_key(other) for other in _entries_below(entry.path))]
     chosen = getattr(entry, "default", None) or "…" if names else None
-    page = _facts(entry.path, "section", _about(entry), fields, snippet(header, fields, chosen))
+    if fields or names:
+        page = _facts(entry.path, "section", _about(entry), fields, snippet(_header(entry), fields, chosen))
+    else:
+        page = _facts(entry.path, "section", _about(entry), [_as_key(entry)], snippet("", [_as_key(entry)]))
     page["names"] = names
     if isinstance(entry, ChoiceEntry):
         kind = entry.path.rpartition(".")[2]
@@ -64,10 +64,15 @@ def _page(entry: Entry, registry: Registry) -> dict[str, Any]:
     return page
 
 
-def _choice_page(entry: ChoiceEntry, kind: str, name: str) -> dict[str, Any]:
+def _header(entry: Entry) -> str:
+    several = isinstance(entry, GroupsEntry) or (isinstance(entry, PluginsEntry) and not entry.single)
+    return f"[[{entry.path}]]" if several else f"[{entry.path}]"
+
+
+def _choice_page(entry: ChoiceEntry, kind: str, name: str, registry: Registry) -> dict[str, Any]:
     if name not in entry.names():
         raise UsageError(f'there is no {kind} "{name}"', fix=choices(name, entry.names()))
-    fields = entry.fields_of(name)
+    fields = entry.fields(registry, name)
     return _facts(name, kind, _first_line(entry.section_of(name)), fields, snippet(f"[{entry.path}]", fields, name))
 
 
@@ -99,9 +104,12 @@ def _entries_below(path: str) -> list[Entry]:
     return [entry for entry in ENTRIES.values() if entry.path.startswith(f"{path}.")]
 
 
-def _nested(entry: Entry) -> Parameter:
-    """Describe a section inside another one as one of its keys."""
+def _as_key(entry: Entry) -> Parameter:
+    """Describe a part of a spec as one key, of the section above it or of the spec."""
     key = entry.path.rpartition(".")[2]
+    about = _about(entry).partition(":")[0].lower()
+    if isinstance(entry, IntegerEntry):
+        return Parameter(key, "integer", 0, False, f"integer ≥ 0 and ≤ {entry.maximum}", about)
     kind = "list of tables" if isinstance(entry, GroupsEntry) else "name or table"
-    about = f"{_about(entry).partition(':')[0].lower()}: see ensemblekit inspect {entry.path}"
+    about = f"{about}: see ensemblekit inspect {entry.path}"
     return Parameter(key, kind, getattr(entry, "default", None), False, kind, about)
