@@ -27,7 +27,8 @@ def list_plugins(plural: str | None, plugin_files: Sequence[str], as_json: bool)
     """List the installed plugins, all or those of one kind.
 
     Nothing is imported, so a broken plugin does no harm; `ensemblekit plugins` imports all plugins and reports
-    broken ones. Only `list datasets` imports its plugins, to show size, shape and whether the data is present.
+    broken ones. Only `list datasets` imports its plugins, to show size, shape and whether the data is present; a
+    broken one is listed with its error.
     """
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer

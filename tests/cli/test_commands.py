@@ -126,6 +126,7 @@ def test_inspect_explains_a_method():
         (("list", "methodz"), ("'methodz' is not one of", "ensemblekit list --help")),
         (("inspect",), ("Missing argument '[KIND:]NAME|SECTION'", "ensemblekit inspect --help")),
         (("list", "--jsn"), ("No such option", "ensemblekit list --help")),
+        (("list", "--debug"), ("--debug stands before the command", "ensemblekit --debug list …")),
         (("inspect", "modl:gncl"), ('"modl" is not a kind of plugin', 'did you mean "model"?')),
         (("inspect", "trainin"), ('no plugin "trainin"', 'did you mean "training"?')),
         (("inspect", "optimizer:adm"), ('there is no optimizer "adm"', 'did you mean "adam"?')),
