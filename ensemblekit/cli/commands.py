@@ -137,6 +137,8 @@ def _raised_by_click(error: OSError) -> bool:
 def _usage_message(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "ensemblekit"
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--debug":
+        return f"--debug stands before the command; in {command}; {command.replace(' ', ' --debug ', 1)} …"
     return f"{error.format_message().rstrip('.')}; in {command}; see {command} --help"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import chain
@@ -74,8 +75,16 @@ def train(
     path = find_spec(spec_file)
     spec = api.load_spec(path, overrides, plugin_files)
     with closing(choose_progress(quiet or as_json)) as progress:
-        run = api.train(spec, out, progress=progress, plugins=plugin_files, name=path.stem)
+        run = api.train(spec, out, progress=progress, plugins=plugin_files, name=_run_name(path))
     _print_run(run, quiet, as_json)
+
+
+def _run_name(spec_file: Path) -> str:
+    """The name of a run of this spec: that of the file or, for the spec of another run, that of the other run."""
+    directory = spec_file.absolute().parent
+    if spec_file.name == "spec.toml" and (directory / "run.json").is_file():
+        return re.sub(r"-\d+$", "", directory.name) or spec_file.stem
+    return spec_file.stem
 
 
 @click.command()
