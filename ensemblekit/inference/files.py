@@ -27,8 +27,8 @@ class InputFile:
 
     @classmethod
     def of(cls, path: str | Path) -> InputFile:
-        """Return a file that is called by its path."""
-        return cls(Path(path), str(path))
+        """Return a file that is called by its path; bytes of a path that are not UTF-8 become question marks."""
+        return cls(Path(path), str(path).encode(errors="replace").decode())
 
     def renamed(self, error: DataError) -> DataError:
         """Return an error about this file that calls it by its name."""

@@ -89,7 +89,7 @@ def predictions(
         with torch.inference_mode():
             outputs = ensemble.member_outputs(inputs).cpu()
             outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
-            check_finite(outputs, [_place(*location) for location in locations].__getitem__)
+            check_finite(outputs, partial(_place, locations))
             answered = list(answers(ensemble, outputs, probabilities, members))
         yield [Prediction(file, row, answer) for (file, row), answer in zip(locations, answered, strict=True)]
 
@@ -109,7 +109,8 @@ Location = tuple[str, int | None]
 Batches = Iterator[tuple[list[Location], Tensor]]
 
 
-def _place(file: str, row: int | None) -> str:
+def _place(locations: Sequence[Location], index: int) -> str:
+    file, row = locations[index]
     return file if row is None else f"{file}, row {row}"
 
 

@@ -20,7 +20,7 @@ from ensemblekit.core.errors import ResourceError, UsageError
 from ensemblekit.core.files import atomic_write
 
 FileFormat = Literal["csv", "json", "parquet"]
-FORMATS: tuple[FileFormat, ...] = ("csv", "json", "parquet")
+_BY_EXTENSION: dict[str, FileFormat] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
 # A quota or a limit on a file's size stops writing just as a full disk does.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Record = Mapping[str, Any]
@@ -100,15 +100,13 @@ def choose_format(chosen: FileFormat | None, output: Path | None) -> FileFormat:
     Raises:
         UsageError: Parquet cannot be written.
     """
-    if chosen is None:
-        extension = "" if output is None else output.suffix.lower().removeprefix(".")
-        chosen = next((known for known in FORMATS if known == extension), "csv")
-    if chosen == "parquet" and output is None:
+    file_format = chosen or _BY_EXTENSION.get("" if output is None else output.suffix.lower(), "csv")
+    if file_format == "parquet" and output is None:
         raise UsageError("Parquet is not text", "--format parquet", "write it to a file: --output FILE.parquet")
-    if chosen == "parquet" and find_spec("pyarrow") is None:
+    if file_format == "parquet" and find_spec("pyarrow") is None:
         fix = "pip install 'ensemblekit[parquet]', or choose csv or json"
         raise UsageError("Parquet needs the package pyarrow, which is not installed", "--format parquet", fix)
-    return chosen
+    return file_format
 
 
 def writer_to(path: Path | None, file_format: FileFormat) -> AbstractContextManager[Writer]:
@@ -152,9 +150,9 @@ def file_writer(path: Path, file_format: FileFormat) -> Iterator[Writer]:
 def _opened(path: Path, file_format: FileFormat) -> Iterator[Writer]:
     if file_format == "parquet":
         with path.open("wb") as binary:
-            writer = ParquetWriter(binary)
-            yield writer
-            writer.close()
+            parquet_writer = ParquetWriter(binary)
+            yield parquet_writer
+            parquet_writer.close()
         return
     with path.open("w", encoding="utf-8", newline="") as text, text_writer(text, file_format) as writer:
         yield writer
