@@ -45,7 +45,7 @@ class GNCL(Method):
         0.5,
         alias="lambda",
         ge=0,
-        description="weight of the ensemble's loss, or of the diversity in the other modes; at most 1 but in mode exact",
+        description="weight of the ensemble's loss, or of the diversity in the other modes; at most 1 unless exact",
     )
 
     @field_validator("lam")
