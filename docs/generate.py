@@ -125,7 +125,7 @@ def toml(value: Any) -> str:
     """A default as a spec would say it."""
     if value is None:
         return "not set"
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str | list) else f"{value:g}"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str | list | dict) else f"{value:g}"
     return f"`{text}`"
 
 

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from ensemblekit.core.files import atomic_write, sha256_of_file
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
-    from ensemblekit.core.memory import fits_in_memory
-    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Method, Model, Splits
+    from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
+    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Method, Model, Prepared, Splits
     from ensemblekit.core.seeds import generator
     from ensemblekit.data.augmentation import Augmentations
     from ensemblekit.data.decoding import Decoding
     from ensemblekit.data.image_dataset import ImageDataset
     from ensemblekit.data.in_memory import data_from_datasets
     from ensemblekit.data.loading import Batch, Data, Split, load_data
+    from ensemblekit.data.scaling import TargetScaling
     from ensemblekit.data.splitting import hold_out
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.members.stochastic import Noise
@@ -63,11 +64,13 @@ __all__ = [
     "Model",
     "Noise",
     "PluginError",
+    "Prepared",
     "Problem",
     "Run",
     "Spec",
     "Split",
     "Splits",
+    "TargetScaling",
     "UsageError",
     "atomic_write",
     "build_model",
@@ -82,9 +85,11 @@ __all__ = [
     "generator",
     "hold_out",
     "hookimpl",
+    "keep_freed_memory",
     "load",
     "load_data",
     "load_spec",
+    "memory_limit",
     "methods",
     "models",
     "objective",
@@ -104,14 +109,15 @@ _HOMES = {
     "core.files": "atomic_write sha256_of_file",
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
-    "core.memory": "fits_in_memory",
-    "core.plugin": "DataInfo Dataset Extension Method Model Splits",
+    "core.memory": "fits_in_memory keep_freed_memory memory_limit",
+    "core.plugin": "DataInfo Dataset Extension Method Model Prepared Splits",
     "core.seeds": "generator",
     "data.augmentation": "Augmentations",
     "data.decoding": "Decoding",
     "data.image_dataset": "ImageDataset",
     "data.in_memory": "data_from_datasets",
     "data.loading": "Batch Data Split load_data",
+    "data.scaling": "TargetScaling",
     "data.splitting": "hold_out",
     "inference.ensemble": "Ensemble",
     "members.stochastic": "Noise",

@@ -35,6 +35,7 @@ from ensemblekit.runs.run import Run, read_run, read_spec
 from ensemblekit.spec import reader
 from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
+from ensemblekit.training.environment import environment
 from ensemblekit.training.trainer import Trainer
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -152,18 +153,21 @@ def load(path: str | Path, plugins: Iterable[str | Path] = ()) -> Ensemble:
 
 
 def evaluate_run(
-    path: str | Path, data: str | Mapping[str, Any] | None = None, plugins: Iterable[str | Path] = ()
+    path: str | Path, data: str | Path | Mapping[str, Any] | None = None, plugins: Iterable[str | Path] = ()
 ) -> dict[str, float]:
     """Compute the metrics of a run's ensemble on its test data.
 
     Args:
         path: the directory of a finished run.
-        data: another data set with inputs and outputs of the same shape, by its name or its table.
+        data: another data set with inputs and outputs of the same shape, by its name or its table; or, for a run on a
+            table, the path of a file with the same columns and the targets, which is prepared as the run's was.
         plugins: local Python files whose plugin classes the run uses.
     """
     registry = _registry(plugins)
-    other = None
-    if data is not None:
+    other: Data | Path | None = None
+    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
+        other = Path(data)
+    elif data is not None:
         seed = read_spec(RunDirectory.open(path), registry).seed
         other = load_data(build_plugin(Dataset, data, registry), seed)
     return loading.evaluate_run(Path(path), other, registry)
@@ -204,10 +208,22 @@ def objective(
 
 
 def draw_sample_weights(
-    method: MethodLike | Sequence[MethodLike], num_samples: int, num_members: int, seed: int = 0
+    method: MethodLike | Sequence[MethodLike],
+    num_samples: int,
+    num_members: int,
+    seed: int = 0,
+    targets: Tensor | None = None,
 ) -> Tensor | None:
-    """Sample the weights (N, M) that a run of these methods with this seed would use; None if all are 1."""
-    return _objective(method, DEFAULT_LOSS).hooks.sample_weights(num_samples, num_members, seed)
+    """Sample the weights (N, M) that a run of these methods with this seed would use; None if all are 1.
+
+    Args:
+        method: a method, its name or its table, or a list of these.
+        num_samples: number of training samples, N.
+        num_members: number of members, M.
+        seed: seed of the run.
+        targets: the training targets, class indices (N,) or real values (N, C), for methods that use them.
+    """
+    return _objective(method, DEFAULT_LOSS).hooks.sample_weights(num_samples, num_members, seed, targets)
 
 
 def decompose(outputs: Tensor, target: Tensor, loss: LossLike = DEFAULT_LOSS) -> Decomposition:
@@ -284,10 +300,13 @@ def resume_run(
 ) -> Run:
     """Resume a run with the plugins of a registry; see `resume`."""
     directory = RunDirectory.open(path)
-    directory.check_spec_unchanged()
-    spec, loaded = _with_data(read_spec(directory, registry), data)
     with directory.lock():
-        if directory.read_result() is None:
+        directory.restore_spec()
+        if not directory.has_environment:
+            recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
+            directory.restore_environment(environment(recorded, registry))
+        spec, loaded = _with_data(read_spec(directory, registry), data)
+        if directory.needs_training():
             Trainer(spec, directory, loaded, listeners).resume()
     return _read(directory, registry)
 
@@ -326,6 +345,11 @@ def _registry(files: Iterable[str | Path] = ()) -> Registry:
 @cache
 def _discovered(search_path: tuple[str, ...], versions: tuple[tuple[str, int], ...]) -> Registry:
     return discover(file for file, _ in versions)
+
+
+def _is_file(data: str, registry: Registry) -> bool:
+    """Whether a text is the path of a file rather than the name of a data set."""
+    return data not in registry.plugins("dataset") and ("." in data or "/" in data or Path(data).exists())
 
 
 def _objective(method: MethodLike | Sequence[MethodLike], loss: LossLike) -> Objective:

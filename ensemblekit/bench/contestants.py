@@ -21,6 +21,7 @@ from ensemblekit.bench.naive_loop import NAIVE_LOSSES, NaiveLoop, naive_outputs
 from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.bench.timing import count_flops
 from ensemblekit.bench.workloads import SEED, Workload
+from ensemblekit.core.memory import keep_freed_memory
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.in_memory import data_from_datasets
 from ensemblekit.engines.selection import Work, engine_class, measure_engines
@@ -88,6 +89,7 @@ def training_contest(workload: Workload, device: torch.device) -> Contest:
         return repeated(lambda: loop.step(batch.inputs, batch.targets, weights), workload.steps)
 
     def engine(name: str, stack: ExitStack) -> Round:
+        keep_freed_memory()
         running = engine_class(name)(workload.members(device), workload.objective(), settings)
         stack.callback(running.close)
         steps = count()
@@ -132,6 +134,7 @@ def inference_contest(workload: Workload, device: torch.device) -> Contest:
         return predicting(repeated(lambda: naive_outputs(networks, inputs), workload.steps))
 
     def ours(stack: ExitStack) -> Round:
+        keep_freed_memory()
         networks = [member.network for member in workload.members(device)]
         ensemble = Ensemble(networks, workload.run_spec, workload.info).eval()
         return predicting(repeated(lambda: ensemble(inputs), workload.steps))

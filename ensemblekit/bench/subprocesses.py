@@ -1,7 +1,7 @@
 """A contestant in a process of its own, which is idle except in its turn.
 
-The hand-written loop is measured like this: engines tell malloc to keep freed memory, for their whole process, and a
-hand-written loop would not have that advantage.
+The hand-written loop is measured like this: the command line tells malloc to keep freed memory, for its whole process,
+and a hand-written loop would not have that advantage.
 """
 
 from __future__ import annotations

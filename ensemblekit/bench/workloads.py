@@ -99,7 +99,8 @@ class Workload:
 
     def sample_weights(self, device: torch.device) -> Tensor | None:
         """The weights (B, M) of the batch's samples, if the method has any."""
-        weights = self.objective().hooks.sample_weights(self.batch_size, self.run_spec.ensemble.members, SEED)
+        hooks, num_members = self.objective().hooks, self.run_spec.ensemble.members
+        weights = hooks.sample_weights(self.batch_size, num_members, SEED, self.batch(torch.device("cpu")).targets)
         return None if weights is None else weights.to(device)
 
 

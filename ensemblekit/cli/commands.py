@@ -15,9 +15,13 @@ from typing import Any
 import click
 
 from ensemblekit.cli import bench, plugins, runs, specs
+from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
+from ensemblekit.display.streams import ReaderGone, discard_unwritten, output_error, prepare_streams, report
 
 INTERRUPTED = 130
+COMPUTING = ("train", "resume", "evaluate", "predict", "check", "bench")
+"""The commands for which freed memory is kept: the process is theirs alone."""
 
 
 class Commands(click.Group):
@@ -45,36 +49,47 @@ class Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
+        prepare_streams()
+        guard_torch()
         try:
             with warnings_as_lines():
-                sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            sys.exit(0)
+                code = self._exit_code(args, **extra)
+        finally:
+            discard_unwritten()
+        sys.exit(code)
+
+    def _exit_code(self, args: Sequence[str] | None, **extra: Any) -> int:
+        """Run a command; every failure is reported, and only its exit code is left of it."""
+        try:
+            try:
+                return super().main(args, standalone_mode=False, **extra) or 0
+            except click.exceptions.NoArgsIsHelpError as error:
+                click.echo(error.format_message())
+                return 0
         except click.ClickException as error:
-            sys.exit(_report(_usage_message(error), error.exit_code))
+            return _report(_usage_message(error), error.exit_code)
         except (KeyboardInterrupt, click.Abort):
-            sys.exit(_report("interrupted; by the user; run the command again", INTERRUPTED))
-        except BrokenPipeError:  # the reader, such as head, has closed the pipe
-            sys.stderr.close()
-            sys.exit(0)
+            return _report("interrupted; ensemblekit; run the command again", INTERRUPTED)
+        except ReaderGone:
+            return 0
+        except OSError as error:  # from click, which prints help and version
+            return _report_failed_output(error)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except EnsemblekitError as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            if isinstance(error, SpecError) and len(error.problems) > 1:
-                for problem in error.problems:
-                    print(f"  {problem}", file=sys.stderr)
-            ctx.exit(_report_error(error))
-        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+        except (click.ClickException, click.exceptions.Exit, ReaderGone):
             raise
+        except (KeyboardInterrupt, click.Abort):
+            command = f"ensemblekit {ctx.invoked_subcommand or ''}".strip()
+            ctx.exit(_report(f"interrupted; {command}; run the command again", INTERRUPTED))
         except (Exception, SystemExit) as error:  # a plugin may raise anything
             if ctx.params.get("debug"):
-                traceback.print_exc()
-            ctx.exit(_report_error(explain(error)))
+                for line in traceback.format_exc().splitlines():
+                    report(line)
+            if isinstance(error, OSError) and _raised_by_click(error):
+                ctx.exit(_report_failed_output(error))
+            ctx.exit(_report_error(error if isinstance(error, EnsemblekitError) else explain(error)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,17 +105,33 @@ class Commands(click.Group):
 def warnings_as_lines() -> Iterator[None]:
     """Print Python's warnings as one line `warning: …` each; afterwards they are shown as before."""
     with warnings.catch_warnings():  # which restores the function that shows them, too
-        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: report(f"warning: {message}")
         yield
 
 
 def _report_error(error: EnsemblekitError) -> int:
+    if isinstance(error, SpecError) and len(error.problems) > 1:
+        for problem in error.problems:
+            report(f"  {problem}")
+    for detail in error.first_details:
+        report(f"  {detail}")
     return _report(error.line, error.exit_code)
 
 
 def _report(message: str, exit_code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    report(f"error: {message}")
     return exit_code
+
+
+def _report_failed_output(error: OSError) -> int:
+    failure = output_error(error)
+    return _report_error(failure) if isinstance(failure, EnsemblekitError) else 0
+
+
+def _raised_by_click(error: OSError) -> bool:
+    """Whether it was raised where click prints help."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("click.")
 
 
 def _usage_message(error: click.ClickException) -> str:
@@ -135,6 +166,10 @@ def main(debug: bool) -> None:
       ensemblekit list                 show the installed plugins
       ensemblekit inspect gncl         explain one of them
     """
+    if click.get_current_context().invoked_subcommand in COMPUTING:
+        from ensemblekit.core.memory import keep_freed_memory
+
+        keep_freed_memory()
 
 
 for module in (runs, plugins, specs, bench):

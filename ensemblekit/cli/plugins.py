@@ -100,6 +100,7 @@ def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
     from ensemblekit.display.plugin_pages import packages, print_packages
+    from ensemblekit.display.streams import report
 
     found, printer = packages(discover(plugin_files)), Printer()
     if as_json:
@@ -108,7 +109,7 @@ def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
     print_packages(printer, found)
     for package in found:
         for error in package["broken"].values():
-            click.echo(f"warning: {error}", err=True)
+            report(f"warning: {error}")
 
 
 @click.command()

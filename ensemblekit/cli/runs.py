@@ -107,9 +107,10 @@ def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
 @run_argument
 @click.option(
     "--data",
-    metavar="NAME|TABLE",
+    metavar="NAME|TABLE|FILE",
     shell_complete=complete_dataset,
-    help="Use another data set with inputs and outputs of the same shape: its name, or a TOML table { name = … }.",
+    help="Use other data with inputs and outputs of the same shape: the name of a data set, a TOML table { name = … }, "
+    "or, for a run on a table, a file with the same columns.",
 )
 @plugin_option
 @json_option
@@ -177,13 +178,14 @@ def predict(
     entropy that is due to disagreement). For values: standard deviation over the members.
     """
     from ensemblekit import api
+    from ensemblekit.display.console import Printer
     from ensemblekit.inference.prediction import format_predictions, predict_files
 
     if file_format is None:
         file_format = "json" if as_json or (output and output.suffix.lower() == ".json") else "csv"
     text = format_predictions(predict_files(api.load(run_path, plugins=plugin_files), files), file_format)
     if output is None:
-        click.echo(text, nl=False)
+        Printer().document(text)
         return
     with writing_to(output):
         output.write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ import click
 
 from ensemblekit.cli.completion import complete_shipped_spec
 from ensemblekit.cli.options import json_option, plugin_option, set_option, spec_argument, writing_to
-from ensemblekit.core.errors import SpecError, UsageError, did_you_mean
+from ensemblekit.core.errors import EnsemblekitError, Problem, SpecError, UsageError, did_you_mean
 
 name_argument = click.argument("name", metavar="NAME", shell_complete=complete_shipped_spec)
 
@@ -41,13 +41,17 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
         spec = load_spec(find_spec(spec_file), overrides, discover(plugin_files))
     except SpecError as error:
         if as_json:
-            problems = [{"path": problem.path, "what": problem.what, "fix": problem.fix} for problem in error.problems]
-            printer.json({"valid": False, "problems": problems})
+            printer.json({"valid": False, "problems": [_problem_facts(problem, error) for problem in error.problems]})
         raise
     if as_json:
         printer.json({"valid": True, "spec": spec.to_dict(), "notes": spec_notes(spec)})
         return
     printer.table(("plan", ""), spec_overview(spec))
+
+
+def _problem_facts(problem: Problem, error: SpecError) -> dict[str, str]:
+    source = problem.source or error.source
+    return {"path": problem.path, "what": problem.what, "fix": problem.fix, "source": source}
 
 
 @click.command()
@@ -61,10 +65,11 @@ def schema(plugin_files: Sequence[str]) -> None:
     """
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
+    from ensemblekit.display.streams import report
     from ensemblekit.spec.schema import spec_schema
 
-    def warn(error: Exception) -> None:
-        click.echo(f"warning: {error}", err=True)
+    def warn(error: EnsemblekitError) -> None:
+        report(f"warning: {error.line}")
 
     Printer().json(spec_schema(discover(plugin_files), on_broken=warn))
 
@@ -95,7 +100,9 @@ def specs(ctx: click.Context, as_json: bool) -> None:
 @name_argument
 def show(name: str) -> None:
     """Print a shipped spec."""
-    click.echo(_shipped(name).read_text(encoding="utf-8"), nl=False)
+    from ensemblekit.display.console import Printer
+
+    Printer().document(_shipped(name).read_text(encoding="utf-8"))
 
 
 @specs.command()

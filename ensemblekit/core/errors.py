@@ -7,16 +7,27 @@ In Python an error reads as a sentence, its location and a hint, each on a line 
 from __future__ import annotations
 
 import difflib
+import errno
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Literal
 
 from ensemblekit.core.kinds import KINDS
 
+MAX_DETAILS = 20
 DEBUG_HINT = "ensemblekit --debug … shows the traceback"
+IMPORT_GIB = 4
+"""Address space that is enough to import torch, in GiB; its libraries with those for CUDA take 3.2."""
+# "static TLS block" is about the order of libraries, not about memory
+_OUT_OF_MEMORY = re.compile(
+    r"can.?t allocate memory|cannot allocate memory(?! in static TLS)|failed to map segment|bad_alloc"
+    r"|can.?t start new thread",
+    re.IGNORECASE,
+)
 
 
 class EnsemblekitError(Exception):
@@ -30,6 +41,7 @@ class EnsemblekitError(Exception):
         hook: name of the hook that returned a wrong value, if one did.
         expected: what should have been there instead, if that can be said in a few words.
         path: file or directory that is to blame, if one is.
+        details: everything that is wrong, one line each, if it is more than one thing; shown in front of the error.
     """
 
     exit_code = 1
@@ -44,8 +56,10 @@ class EnsemblekitError(Exception):
         hook: str | None = None,
         expected: str | None = None,
         path: str | None = None,
+        details: Sequence[str] = (),
     ) -> None:
         super().__init__(what, where, fix)
+        self.details = tuple(details)
         self.what, self.where, self.fix = what, where, fix
         self.plugin, self.hook, self.expected, self.path = plugin, hook, expected, path
 
@@ -60,8 +74,15 @@ class EnsemblekitError(Exception):
         """All of it on one line, as the command line prints it: `what; where; fix`."""
         return f"{self.problem}; {self.fix}" if self.fix else self.problem
 
+    @property
+    def first_details(self) -> list[str]:
+        """The first of the details, with the number of those that are left out."""
+        rest = len(self.details) - MAX_DETAILS
+        return [*self.details[:MAX_DETAILS], *([f"… and {rest} more"] if rest > 0 else [])]
+
     def __str__(self) -> str:
         lines = [self.what if self.what.endswith((".", "?", "!")) else f"{self.what}."]
+        lines += [f"  {detail}" for detail in self.first_details]
         if self.where:
             lines.append(f"  at {self.where}")
         if self.expected:
@@ -117,7 +138,16 @@ class Interrupted(EnsemblekitError):
         self.exit_code = exit_code
 
 
-ProblemCode = Literal["invalid", "unknown_plugin", "broken_plugin"]
+_OF_THE_SYSTEM: dict[int | None, tuple[type[EnsemblekitError], str]] = {
+    errno.ENAMETOOLONG: (UsageError, "give a shorter name"),
+    errno.ENOSPC: (ResourceError, "make room on this disk"),
+    errno.EDQUOT: (ResourceError, "make room on this disk"),
+    errno.EMFILE: (ResourceError, "raise the limit of open files (ulimit -n)"),
+    errno.ENFILE: (ResourceError, "close other programs"),
+}
+"""Failures of the operating system that have one cause wherever they happen, each with its error and its fix."""
+
+ProblemCode = Literal["invalid", "unknown_key", "unknown_plugin", "broken_plugin"]
 
 
 @dataclass(frozen=True)
@@ -128,6 +158,8 @@ class Problem:
     what: str
     fix: str = ""
     code: ProblemCode = "invalid"
+    source: str = ""
+    """The overrides that cause it, such as `--set training.epochs=0`; empty if the spec itself does."""
 
     @property
     def exit_code(self) -> int:
@@ -144,7 +176,7 @@ class Problem:
         return f"{self.path}: {self.what}" if self.path else self.what
 
     def __str__(self) -> str:
-        return f"{self.key_and_what}; {self.fix}" if self.fix else self.key_and_what
+        return "; ".join(part for part in (self.key_and_what, self.source, self.fix) if part)
 
 
 class SpecError(EnsemblekitError):
@@ -156,13 +188,21 @@ class SpecError(EnsemblekitError):
         self.problems = tuple(problems)
         self.source = source
         if len(self.problems) == 1:
-            super().__init__(self.problems[0].key_and_what, source, self.problems[0].fix)
+            (problem,) = self.problems
+            super().__init__(problem.key_and_what, problem.source or source, problem.fix)
         else:
-            paths = ", ".join(dict.fromkeys(problem.path for problem in self.problems if problem.path))
-            where = f"{source}: {paths}" if paths else source
-            super().__init__(f"{len(self.problems)} problems in the spec", where, "each is listed above")
+            what = f"{len(self.problems)} problems in the spec"
+            super().__init__(what, "; ".join(self._locations()), "each is listed above")
         # A spec that fails only because an installed plugin is broken is the plugin's fault, not the spec's.
         self.exit_code = min(problem.exit_code for problem in self.problems)
+
+    def _locations(self) -> Iterator[str]:
+        """Yield the spec with the paths of its own problems, and the overrides that cause others."""
+        own = [problem.path for problem in self.problems if not problem.source]
+        if own:
+            paths = ", ".join(dict.fromkeys(path for path in own if path))
+            yield f"{self.source}: {paths}" if paths else self.source
+        yield from dict.fromkeys(problem.source for problem in self.problems if problem.source)
 
     def __str__(self) -> str:
         if len(self.problems) == 1:
@@ -189,17 +229,21 @@ def one_line(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; on a CPU torch reports that as a plain RuntimeError."""
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+    """Whether memory ran out; torch and the loader of libraries report that as plain errors, by their text."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError | ImportError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def explain(error: BaseException) -> EnsemblekitError:
-    """Turn an unexpected exception into an error that says whose it is: the memory's, a plugin's or a bug of ours."""
+    """Turn an unexpected exception into an error that says whose it is: the machine's, a plugin's or a bug of ours."""
     if is_out_of_memory(error):
-        fix = "lower training.batch_size, ensemble.members or the model's size, or set engine.recompute = true"
-        return ResourceError("out of memory", one_line(str(error)), fix)
+        return _memory_error(error)
+    if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+        kind, fix = _OF_THE_SYSTEM[error.errno]
+        return kind(str(error.strerror), _shortened(str(error.filename or "")), fix)
     what = f"{type(error).__name__}: {one_line(str(error))}".removesuffix(": ")
     frames = list(traceback.walk_tb(error.__traceback__))  # the innermost is last
     packages = _third_party_plugin_packages()
@@ -208,6 +252,32 @@ def explain(error: BaseException) -> EnsemblekitError:
         return PluginError(f"a plugin failed with {what}", _location(*in_plugins[-1]), fix)
     where = _location(*frames[-1]) if frames else ""
     return EnsemblekitError(what, where, f"{DEBUG_HINT}; if data and model are right, please report it")
+
+
+def _memory_error(error: BaseException) -> ResourceError:
+    limit = address_space()
+    raise_limit = f"raise the limit of {limit / 2**30:.1f} GiB (ulimit -v)" if limit is not None else ""
+    if isinstance(error, ImportError | OSError):
+        needed = f"importing torch takes {IMPORT_GIB} GiB of address space"
+        fix = f"{needed}: {raise_limit or 'free some memory'}"
+        return ResourceError("out of memory while a library was loaded", one_line(str(error)), fix)
+    fix = "lower training.batch_size, ensemble.members or the model's size, or set engine.recompute = true"
+    fix = f"{fix}, or {raise_limit}" if raise_limit else fix
+    return ResourceError("out of memory", one_line(str(error)), fix)
+
+
+def address_space() -> int | None:
+    """Return the limit of this process's address space in bytes; None if there is none."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _shortened(name: str, length: int = 100) -> str:
+    return name if len(name) <= length else f"{name[:length]}…"
 
 
 def _location(frame: FrameType, line: int) -> str:

@@ -94,7 +94,9 @@ class RunHooks:
             raise violation(name, "passes", "an integer of at least 1", passes)
         return passes
 
-    def sample_weights(self, num_samples: int, num_members: int, seed: int) -> Tensor | None:
+    def sample_weights(
+        self, num_samples: int, num_members: int, seed: int, targets: Tensor | None = None
+    ) -> Tensor | None:
         """Sample the weights (N, M) of a run from its seed; None if all samples have weight 1."""
         product = None
         shape = (num_samples, num_members)
@@ -102,7 +104,12 @@ class RunHooks:
             # a generator for each method, so that its weights do not depend on the methods it is composed with
             name = implementation.plugin_name
             source = generator(seed, "sample_weights", name)
-            arguments = {"num_samples": num_samples, "num_members": num_members, "generator": source}
+            arguments = {
+                "num_samples": num_samples,
+                "num_members": num_members,
+                "generator": source,
+                "targets": targets,
+            }
             weights = implementation.function(*(arguments[argument] for argument in implementation.argnames))
             if weights is None:
                 continue

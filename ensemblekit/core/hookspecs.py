@@ -104,11 +104,12 @@ def second_inputs(inputs: Tensor, gradient: Tensor) -> Tensor | None:
 
 
 @hookspec
-def sample_weights(num_samples: int, num_members: int, generator: Generator) -> Tensor | None:
+def sample_weights(num_samples: int, num_members: int, generator: Generator, targets: Tensor | None) -> Tensor | None:
     """Return the weight of each training sample for each member, (N, M). Called once per run. Default: None, all 1.
 
     `generator` is derived from the run's seed. Sample member by member, so that a member's weights
-    do not depend on the number of members.
+    do not depend on the number of members. `targets` are the training targets on the CPU, as the networks learn them:
+    class indices (N,), or real values (N, C); in a run they are never None.
     """
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad, jvp
 
 from ensemblekit.core.errors import DataError, Problem
-from ensemblekit.core.plugin import DataInfo, Plugin
+from ensemblekit.core.plugin import DataInfo, Plugin, Task
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
@@ -118,17 +118,22 @@ class Loss(Plugin):
             if self.takes in ("logits", "margins") and model.gives_probabilities():
                 what = f'"{self.name}" takes raw outputs, but those of the model "{name}" are probabilities'
                 yield Problem("", what, 'remove the softmax, or use loss = "nll"')
+        if spec.data.info is None and spec.data.known_task == "regression":
+            yield from self._check_task(spec, "regression")
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if info.task == "regression" and any(model.gives_probabilities() for model in spec.member_models):
             what = f'the outputs are probabilities, but the task of "{spec.data.name}" is regression'
             yield Problem("/model", what, "use a model without a softmax")
-        if info.task == "regression" and self.takes != "values":
-            what = f'"{self.name}" is a loss for classes, but the task of "{spec.data.name}" is regression'
-            yield Problem("", what, 'use loss = "mse"')
+        yield from self._check_task(spec, info.task)
         if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
             what = f'"{self.name}" is a loss for two classes, but "{spec.data.name}" has {info.num_outputs}'
             yield Problem("", what, 'use loss = "cross_entropy"')
+
+    def _check_task(self, spec: Spec, task: Task) -> Iterable[Problem]:
+        if task == "regression" and self.takes != "values":
+            what = f'"{self.name}" is a loss for classes, but the task of "{spec.data.name}" is regression'
+            yield Problem("", what, 'use loss = "mse"')
 
 
 class MSE(Loss):

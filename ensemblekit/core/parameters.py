@@ -60,6 +60,8 @@ def allowed_values(schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         items = schema.get("items") or {"anyOf": schema.get("prefixItems", [{}])}
         return f"list of {allowed_values(items)}"
+    if isinstance(values := schema.get("additionalProperties"), dict):
+        return f"table of {allowed_values(values)}"
     bounds = " and ".join(f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema)
     return f"{_type(schema)} {bounds}".strip()
 
@@ -79,7 +81,14 @@ def toml_value(value: Any) -> str:
     """Write a value as TOML, on one line."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        items = [f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()]
+        return "{ " + ", ".join(items) + " }" if items else "{}"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def _toml_key(key: str) -> str:
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
 
 
 def short(value: Any) -> str:
@@ -99,7 +108,7 @@ def problems_from(
         where = ".".join([path, *location])
         allowed = f"allowed: {allowed_values(schemas[key])}" if key in schemas else ""
         if detail["type"] == "extra_forbidden":
-            yield Problem(where, "unknown key", choices(key, [*schemas, *other_keys]))
+            yield Problem(where, "unknown key", choices(key, [*schemas, *other_keys]), "unknown_key")
         elif detail["type"] == "missing":
             yield Problem(where, "missing", allowed)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic_core import to_json
 
-from ensemblekit.core.errors import PluginError, Problem
+from ensemblekit.core.errors import DataError, PluginError, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -202,6 +203,26 @@ class Splits:
     """Channel means of inputs scaled to [0, 1]; None: computed from the training split if needed."""
     std: tuple[float, ...] | None = None
     """Channel standard deviations of inputs scaled to [0, 1]; None: as for `mean`."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows (label, text) that the plan shows: what was done with the data, for example files that were skipped."""
+    standardise_targets: bool = False
+    """Whether networks learn real targets minus their mean, divided by their standard deviation over the training
+    samples; predictions are in the original units. For real targets that are not standardised already."""
+    preparation: Mapping[str, Any] | None = None
+    """What `Dataset.prepare` needs to prepare a new file as these samples were: values that JSON has a form for. It is
+    saved with the model, so that predictions do not depend on the training files."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The samples of a new file, prepared as those of a run were."""
+
+    inputs: Tensor
+    """(N, *input_shape)."""
+    targets: Tensor | None = None
+    """Class indices (N,), or real values (N, num_outputs) in their original units; None if the file has none."""
+    no_targets: DataError | None = None
+    """Why there are no targets, for a caller that needs them."""
 
 
 class Dataset(Plugin):
@@ -232,13 +253,27 @@ class Dataset(Plugin):
         """Task and shapes, so that a spec can be checked without loading data; None if they are not known."""
         return None
 
+    @property
+    def known_task(self) -> Task | None:
+        """The task, if it is known before loading: it decides the default loss. Default: that of `info`."""
+        return self.info.task if self.info is not None else None
+
+    def in_format(self, version: int) -> Self:
+        """Return this data set as runs of an older format used it; override it if a new parameter changes results.
+
+        Args:
+            version: Format of the run directory; runs of version 0.1.0 have format 1.
+        """
+        return self
+
     def places(self) -> Sequence[Path]:
         """Paths where its files are looked for, in this order; empty if it needs none."""
         return ()
 
     def found_at(self) -> Path | None:
         """The first of `places` that exists; None if there is none or if it needs no files."""
-        return next((path for path in self.places() if path.exists()), None)
+        # not Path.exists, which raises if a name is too long
+        return next((path for path in self.places() if os.path.exists(path)), None)
 
     @abstractmethod
     def load(self, seed: int) -> Splits:
@@ -254,8 +289,26 @@ class Dataset(Plugin):
             DataError: The data is missing or damaged.
         """
 
+    def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
+        """Read a new file and prepare it as the samples of a run; must not depend on the training files.
+
+        Not called for image data sets, nor if `load` returns no preparation.
+
+        Args:
+            path: The file.
+            preparation: `Splits.preparation` of the run, read back from JSON.
+
+        Returns:
+            The inputs, and the targets if the file has them.
+
+        Raises:
+            DataError: The file cannot be read or does not have the columns of the training data.
+        """
+        where, fix = f'data set "{self.name}"', "implement prepare(path, preparation)"
+        raise PluginError("load() returns a preparation that no prepare() uses", where, fix, plugin=self.name)
+
     def read_features(self, path: Path, seed: int) -> Tensor | None:
-        """Read and preprocess the rows of a new file for prediction; not called for image data sets.
+        """Read and preprocess the rows of a new file for prediction, if `load` returned no preparation.
 
         Args:
             path: The file.

@@ -20,7 +20,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ensemblekit.core.errors import PluginError, UsageError, did_you_mean, one_line
+from ensemblekit.core.errors import (
+    PluginError,
+    ResourceError,
+    UsageError,
+    did_you_mean,
+    explain,
+    is_out_of_memory,
+    one_line,
+)
 from ensemblekit.core.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -163,9 +171,11 @@ def _load_class(info: PluginInfo) -> type[Plugin]:
     entry_point = EntryPoint(info.name, info.target, KINDS[info.kind].group)
     try:
         loaded = entry_point.load()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ResourceError):
         raise
     except BaseException as error:  # a plugin may raise anything on import, SystemExit included
+        if is_out_of_memory(error):
+            raise explain(error) from error
         raise PluginError(
             f'{info.kind} "{info.name}" cannot be imported: {_import_failure(error)}',
             f"{info.target} of {info.origin}",
@@ -244,9 +254,11 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[module_name] = module  # pydantic looks up the names in annotations there
     try:
         spec.loader.exec_module(module)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ResourceError):
         raise
     except BaseException as error:
+        if is_out_of_memory(error):
+            raise explain(error) from error
         raise PluginError(f"cannot be imported: {_import_failure(error)}", str(path), "fix the file") from error
     return module
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
@@ -42,6 +42,10 @@ class InMemoryData(ImageDataset):
 
     source = "Python objects"
 
+    standardise_targets: bool = Field(
+        True, description="standardise real targets for training; predictions are in the original units in any case"
+    )
+
     _name: str | None = PrivateAttr("given")  # its name in specs, also if it was not made by the registry
     _splits: Splits | None = PrivateAttr(None)
 
@@ -57,8 +61,17 @@ class InMemoryData(ImageDataset):
         else:
             largest = max(int(train_targets.max()), int(test_targets.max()))
             info = DataInfo("classification", input_shape, len(classes) if classes else 1 + largest)
-        self._splits = Splits(train, test, info, classes=tuple(classes) if classes else None)
+        self._splits = Splits(
+            train,
+            test,
+            info,
+            classes=tuple(classes) if classes else None,
+            standardise_targets=self.standardise_targets and info.task == "regression",
+        )
         return self
+
+    def in_format(self, version: int) -> Self:
+        return self if version > 1 else self.model_copy(update={"standardise_targets": False})
 
     def load(self, seed: int) -> Splits:
         if self._splits is None:

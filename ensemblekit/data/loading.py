@@ -7,12 +7,13 @@ epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from math import prod
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from ensemblekit.core.memory import fits_in_memory
 from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
+from ensemblekit.data.fingerprint import Fingerprint, fingerprint
 from ensemblekit.data.image_dataset import ImageDataset
+from ensemblekit.data.scaling import TargetScaling, scale_targets
 from ensemblekit.data.sources import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.data.splitting import hold_out, limit
 from ensemblekit.data.transforms import ImageTransform
@@ -38,7 +41,7 @@ class Batch:
     inputs: Tensor
     """float32 (B, *input_shape)."""
     targets: Tensor
-    """Class indices, int64 (B,), or real values, float32 (B, C)."""
+    """Class indices, int64 (B,), or real values, float32 (B, C), standardised if the data set says so."""
     index: Tensor
     """Indices of the samples in their split, int64 (B,)."""
 
@@ -50,7 +53,8 @@ class Split:
     inputs: Tensor | MapSource
     """As stored: uint8 or float32 (N, …), or a stream of such samples."""
     targets: Tensor
-    """Class indices, int64 (N,), or real values, float32 (N, C); batches are made on their device."""
+    """Class indices, int64 (N,), or real values, float32 (N, C), standardised if the data set says so; batches are made
+    on their device."""
     transform: ImageTransform | None
     """Transform of stored images into network inputs; None if inputs are not images."""
 
@@ -141,6 +145,19 @@ class Data:
     validation: Split | None
     """Samples for model selection, disjoint from the training split; None if none are held out."""
     test: Split
+    fingerprint: Fingerprint = field(default_factory=dict)
+    """What tells this data from other data."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows (label, text) that the plan shows; see `Splits.notes`."""
+    target_scaling: TargetScaling | None = None
+    """How real targets were standardised; None if they are in their original units."""
+    preparation: Mapping[str, Any] | None = None
+    """What the data set needs to prepare new files; see `Splits.preparation`."""
+
+    @property
+    def restore_targets(self) -> Callable[[Tensor], Tensor] | None:
+        """Converts standardised targets to their original units; None if they are in these."""
+        return None if self.target_scaling is None else self.target_scaling.restore
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same data with its batches on a device."""
@@ -171,6 +188,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     example = sources["train"].example()
     in_memory = _use_memory(sources, example, dataset)
     sources = {name: source.checked(example, in_memory) for name, source in sources.items()}
+    known_by = fingerprint(sources, example)
     transform = _transform(splits, dataset, sources["train"], example)
     shape = transform.output_shape if transform is not None else tuple(example.shape)
     declared = splits.info.input_shape
@@ -178,12 +196,23 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     if declared != shape and (transform is None or len(declared) != 3 or declared[0] != shape[0]):
         what = f"expected inputs of shape {declared}, got {shape}"
         raise DataError(what, f'data set "{dataset.name}"', "correct `info` or the inputs")
+    values = {name: source.targets for name, source in sources.items()}
+    targets, scaling = scale_targets(values, splits.standardise_targets, dataset)
     parts = {
-        name: Split(source.inputs if isinstance(source, TensorSource) else source, source.targets, transform)
+        name: Split(source.inputs if isinstance(source, TensorSource) else source, targets[name], transform)
         for name, source in sources.items()
     }
-    info = replace(splits.info, input_shape=shape)
-    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"])
+    return Data(
+        info=replace(splits.info, input_shape=shape),
+        classes=splits.classes,
+        train=parts["train"],
+        validation=parts.get("validation"),
+        test=parts["test"],
+        fingerprint=known_by,
+        notes=splits.notes,
+        target_scaling=scaling,
+        preparation=splits.preparation,
+    )
 
 
 def _check_splits(splits: object, dataset: Dataset) -> None:
@@ -199,6 +228,18 @@ def _check_splits(splits: object, dataset: Dataset) -> None:
     if declared is not None and (declared.task, declared.num_outputs) != returned:
         what = f"load() returned {splits.info.form}, but `info` declares {declared.form}"
         raise PluginError(what, where, "make both equal")
+    _check_preparation(splits.preparation, where)
+
+
+def _check_preparation(preparation: Mapping[str, Any] | None, where: str) -> None:
+    """Raise a `PluginError` unless a preparation can be saved and read back unchanged."""
+    fix = "use strings as keys, and lists, strings, finite numbers, booleans and None as values"
+    try:
+        unchanged = json.loads(json.dumps(preparation, allow_nan=False)) == preparation
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"load() returned a preparation that JSON cannot save: {error}", where, fix) from error
+    if not unchanged:
+        raise PluginError("load() returned a preparation that JSON does not give back unchanged", where, fix)
 
 
 def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Source]:

@@ -14,10 +14,13 @@ from torch.utils.data import Dataset as TorchDataset
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.tensors import describe_tensor
+from ensemblekit.data.hashing import TensorHash
 from ensemblekit.data.resizing import resize_tensor
 
 CHUNK_BYTES = 2**24
 """Samples are checked and resized in chunks of this size, which bounds the memory for temporaries."""
+REREAD = 8
+"""Samples that are read twice, to find out whether a data set gives the same ones each time."""
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError)
 """Exceptions of decoders for files that they cannot read (Pillow: SyntaxError for a broken PNG)."""
 
@@ -29,6 +32,8 @@ class TensorSource:
     inputs: Tensor
     targets: Tensor
     label: str
+    repeatable: bool = True
+    """Whether reading the samples again would give the same inputs."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -65,6 +70,8 @@ class MapSource(TorchDataset[Tensor]):
     """Side that images are resized to; None: not at all."""
     expected: Tensor | None = None
     """An input whose shape and dtype all others must have; None: not checked yet."""
+    inputs_sha256: str | None = None
+    """The sha256 of all inputs; None: not read yet, or different each time they are read."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -82,7 +89,8 @@ class MapSource(TorchDataset[Tensor]):
             _check_same_type(sample, self.expected, where)
         _check_finite(sample, where)
         read, expected = as_target(target, where), self.targets[index]
-        if not torch.equal(read.to(expected.dtype).view_as(expected), expected):
+        dtype = torch.float32 if expected.is_floating_point() else expected.dtype
+        if not torch.equal(read.to(dtype).view_as(expected), expected.to(dtype)):
             what = f"target is {read.tolist()}, but {expected.tolist()} in the data set's attribute `targets`"
             raise DataError(what, where, "make both equal")
         return sample
@@ -104,12 +112,22 @@ class MapSource(TorchDataset[Tensor]):
         """
         source = replace(self, expected=example)
         inputs = torch.empty((len(self) if in_memory else 0, *example.shape), dtype=example.dtype)
-        start = 0
+        start, values, repeatable = 0, TensorHash(), True
         for chunk in source.chunks():
             if in_memory:
                 inputs[start : start + len(chunk)] = chunk
+            else:
+                values.add(chunk)
+            if start == 0:
+                repeatable = source._gives_again(chunk[:REREAD])
             start += len(chunk)
-        return TensorSource(inputs, self.targets, self.label) if in_memory else source
+        if in_memory:
+            return TensorSource(inputs, self.targets, self.label, repeatable)
+        return replace(source, inputs_sha256=values.hexdigest if repeatable else None)
+
+    def _gives_again(self, first: Tensor) -> bool:
+        """Whether the first samples are the same when they are read once more: random transforms change them."""
+        return all(torch.equal(self[index], sample) for index, sample in enumerate(first))
 
     def stream(self, index_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Read the inputs batch by batch, each (B, …), for batches of sample indices."""
@@ -210,7 +228,7 @@ def as_target(value: Any, where: str) -> Tensor:
 
 
 def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
-    """Return targets as int64 class indices (N,) or float32 values (N, C); a `DataError` names the first bad one."""
+    """Return targets as int64 class indices (N,) or float64 values (N, C); a `DataError` names the first bad one."""
     if len(targets) == 0:
         raise DataError("no samples", label, "provide at least one sample")
     if info.task == "regression":
@@ -229,8 +247,8 @@ def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
 
 
 def _check_values(targets: Tensor, num_outputs: int, label: str) -> Tensor:
-    """Return real targets as finite float32 (N, num_outputs)."""
-    values = targets.to(torch.float32)
+    """Return real targets as finite float64 (N, num_outputs)."""
+    values = targets.to(torch.float64)
     values = values.unsqueeze(1) if values.dim() == 1 else values
     if values.shape[1:] != (num_outputs,):
         what = f"expected {num_outputs} real values per sample, got shape {tuple(values.shape[1:])}"

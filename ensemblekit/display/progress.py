@@ -11,11 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.panel import Panel
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as LiveBar
-from rich.table import Table
-from rich.text import Text
 
 from ensemblekit.core.hookspecs import RunStatus, hookimpl
 from ensemblekit.display.console import Printer
@@ -41,7 +38,7 @@ class PlainProgress(Progress):
     """For a pipe or a log file: the plan, one line per epoch, the summary."""
 
     def __init__(self) -> None:
-        self.printer = Printer()
+        self.printer = Printer(optional=True)  # a run goes on without its display
         self.spec: Spec | None = None
         self.path = Path()
 
@@ -111,12 +108,7 @@ class RichProgress(PlainProgress):
 
     def show_plan(self, plan: Sequence[tuple[str, str]]) -> None:
         """Print the plan of the run in a panel."""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="cyan", no_wrap=True)
-        grid.add_column(overflow="fold")
-        for label, text in plan:
-            grid.add_row(Text(label), Text(text))
-        self.printer.console.print(Panel(grid, title=PLAN_TITLE, title_align="left", expand=False))
+        self.printer.panel(PLAN_TITLE, plan)
 
     @hookimpl
     def epoch_started(self, epoch: int, num_epochs: int, num_steps: int) -> None:

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ensemblekit.core.memory import keep_freed_memory
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.step import Backend, training_step
@@ -92,7 +91,6 @@ class Engine(Backend):
     """Whether the parts of a separable objective are trained one by one: the memory of one part is then enough."""
 
     def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
-        keep_freed_memory()
         self.members = list(members)
         self.objective = objective
         self.settings = settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.memory import keep_freed_memory
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.threads import ThreadPool
+from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.members.folding import FoldedMember
 from ensemblekit.members.stochastic import outputs_of_passes
@@ -37,6 +37,8 @@ class Ensemble(nn.Module):
         classes: names of the classes, in the order of their indices.
         transform: the preparation of images.
         fitted: parameters of the combiner, if a method fits one.
+        target_scaling: how real targets were standardised; outputs are then in the original units, float64.
+        preparation: what the run's data set needs to prepare new files.
     """
 
     def __init__(
@@ -47,10 +49,13 @@ class Ensemble(nn.Module):
         classes: tuple[str, ...] | None = None,
         transform: ImageTransform | None = None,
         fitted: Tensor | None = None,
+        target_scaling: TargetScaling | None = None,
+        preparation: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
+        self.target_scaling, self.preparation = target_scaling, preparation
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)
         self._objective = Objective(spec.methods, spec.loss)
@@ -67,6 +72,10 @@ class Ensemble(nn.Module):
 
     def member_outputs(self, inputs: Tensor) -> Tensor:
         """Compute the members' raw outputs (M, B, C); (S · M, B, C) of S stochastic passes, the first pass first."""
+        return self._restored(self.learned_outputs(inputs))
+
+    def learned_outputs(self, inputs: Tensor) -> Tensor:
+        """Compute the members' raw outputs as they learnt them: standardised if the targets were."""
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         passes = self._passes if in_evaluation else None
         with nullcontext() if passes is None else self._pass_lock:
@@ -79,7 +88,16 @@ class Ensemble(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
         members = deepcopy(self.members, memo)
         fitted = deepcopy(self.fitted, memo)
-        twin = Ensemble(list(members), self.spec, self.info, self.classes, self.transform, fitted)
+        twin = Ensemble(
+            list(members),
+            self.spec,
+            self.info,
+            self.classes,
+            self.transform,
+            fitted,
+            self.target_scaling,
+            self.preparation,
+        )
         twin.training = twin.members.training = self.training
         return twin
 
@@ -89,7 +107,6 @@ class Ensemble(nn.Module):
         has_versions = not any(tensor.is_inference() for tensor in tensors)
         state = [*((tensor.data_ptr(), tensor._version) for tensor in tensors), *hooks] if has_versions else []
         if not has_versions or self._folded is None or self._folded.state != state:
-            keep_freed_memory()
             channels_last = all("channels_last" not in model.unsupported() for model in self.spec.member_models)
             folded = [FoldedMember(member, channels_last) for member in self.members]
             self._folded = _FoldedMembers(state, [tensor.detach() for tensor in tensors], folded)
@@ -97,12 +114,23 @@ class Ensemble(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the ensemble's raw output (B, C)."""
-        return self.combine(self.member_outputs(inputs))
+        return self._restored(self.combine_learned(self.learned_outputs(inputs)))
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `member_outputs` returns them, to the ensemble's output (B, C)."""
+        if self.target_scaling is None:
+            return self.combine_learned(outputs)
+        dtype = next((parameter.dtype for parameter in self.members.parameters()), outputs.dtype)
+        return self._restored(self.combine_learned(self.target_scaling.standardise(outputs).to(dtype)))
+
+    def combine_learned(self, outputs: Tensor) -> Tensor:
+        """Combine the members' outputs, as `learned_outputs` returns them."""
         fitted = None if self.fitted is None else self.fitted.to(outputs)
         return self._objective.combine(outputs, fitted, passes=len(outputs) // len(self.members))
+
+    def _restored(self, outputs: Tensor) -> Tensor:
+        """Convert outputs to the original units of the targets."""
+        return outputs if self.target_scaling is None else self.target_scaling.restore(outputs)
 
     def predict_proba(self, inputs: Tensor) -> Tensor:
         """Compute the class probabilities (B, K)."""

@@ -19,6 +19,7 @@ from ensemblekit.core.metrics import uncertainty
 from ensemblekit.data.decoding import Decoding
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.tables import prepare_file
 
 BATCH_SIZE = 256
 
@@ -57,7 +58,8 @@ def predict_files(ensemble: Ensemble, files: Sequence[str | Path]) -> list[Predi
     predictions: list[Prediction] = []
     with torch.inference_mode():
         for locations, inputs in reader:
-            outputs = ensemble.member_outputs(inputs.to(device)).float().cpu()
+            outputs = ensemble.member_outputs(inputs.to(device)).cpu()
+            outputs = outputs if ensemble.target_scaling is not None else outputs.float()
             combined = ensemble.combine(outputs)
             answers = _classes(ensemble, outputs, combined) if _is_classifier(ensemble) else _values(outputs, combined)
             predictions += [
@@ -107,14 +109,10 @@ def _decoded(path: Path, decoding: Decoding, size: tuple[int, int]) -> Tensor:
 
 def _read_tables(paths: Sequence[Path], ensemble: Ensemble) -> Batches:
     """Batches of rows (B, *input_shape) of CSV files, with their places."""
-    shape, spec = ensemble.info.input_shape, ensemble.spec
+    shape = ensemble.info.input_shape
     for path in paths:
-        rows = spec.data.read_features(path, spec.seed)
-        if rows is None:
-            rows = _numbers(path, math.prod(shape)).view(-1, *shape)
-        if rows.shape[1:] != shape:
-            what = f"expected {shape} features of the run, got {tuple(rows.shape[1:])}"
-            raise DataError(what, str(path), f'restore the training data of data set "{spec.data.name}"')
+        prepared = prepare_file(ensemble, path)
+        rows = _numbers(path, math.prod(shape)).view(-1, *shape) if prepared is None else prepared.inputs
         for start in range(0, len(rows), BATCH_SIZE):
             batch = rows[start : start + BATCH_SIZE]
             yield [(str(path), start + offset + 1) for offset in range(len(batch))], batch

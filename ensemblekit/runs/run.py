@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from ensemblekit.core.errors import PluginError, RunError, SpecError
 from ensemblekit.core.metrics import translate_names
 from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.json_files import as_written
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import Spec
 
@@ -39,6 +39,12 @@ class Run:
     """Versions, plugins, device, engine and times."""
     checkpoints: list[int]
     """The epochs that have a checkpoint."""
+    validation: dict[str, Any] = field(default_factory=dict)
+    """The final metrics on the validation data; empty without validation data or unless the run has finished."""
+    best_epoch: int | None = None
+    """The epoch with the least validation loss; None without validation data or unless the run has finished."""
+    stopped_early: bool = False
+    """Whether early stopping ended the training."""
     error: str | None = None
     """Why the run failed."""
     notices: list[str] = field(default_factory=list)
@@ -63,10 +69,11 @@ class Run:
 
 def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callable[[], Ensemble]) -> Run:
     """Read everything about a run except its weights."""
-    result = directory.read_result()
+    result = directory.read_result() or {}
     with as_written(directory.path / "result.json"):
-        metrics = translate_names(result["metrics"]) if result is not None else {}
-        members = list(result["members"]) if result is not None else []
+        metrics, validation = translate_names(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
+        members = list(result.get("members", []))
+        notices = list(result.get("notices", directory.notices))
     return Run(
         path=directory.path,
         spec=read_spec(directory, registry),
@@ -76,32 +83,30 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
         history=[translate_names(row) for row in directory.read_metrics()],
         environment=directory.environment,
         checkpoints=directory.checkpoint_epochs,
+        validation=validation,
+        best_epoch=result.get("best_epoch"),
+        stopped_early=bool(result.get("stopped_early", False)),
         error=directory.error,
-        notices=directory.notices,
+        notices=notices,
         load_ensemble=load_ensemble,
     )
 
 
 def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
-    """Read the spec of a run; a missing plugin is named with the package that provided it."""
+    """Read the spec of a run, which must be as it was written.
+
+    A missing plugin is named with the package that provided it.
+    """
+    directory.check_spec_unchanged()
     with as_written(directory.path / "environment.json"):
         used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
     for kind, name, package in used:
         registry.get(kind, name, package=package)
     try:
-        return load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
+        spec = load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
+        return replace(spec, data=spec.data.in_format(directory.format_version))
     except SpecError as error:
         for problem in error.problems:
             if problem.code == "unknown_plugin":
                 raise PluginError(problem.what, f"{problem.path} of {directory.path}", problem.fix) from error
         raise RunError(error.what, error.where, error.fix, path=str(directory.path)) from error
-
-
-@contextmanager
-def as_written(file: Path) -> Iterator[None]:
-    """Raise a `RunError` if the content of a file does not have the structure in which runs write it."""
-    try:
-        yield
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        what = f"damaged: unexpected structure ({type(error).__name__}: {error})"
-        raise RunError(what, str(file), "restore the file", path=str(file)) from error

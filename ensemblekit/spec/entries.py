@@ -112,6 +112,20 @@ class PluginEntry(Entry):
 
 
 @dataclass(frozen=True)
+class LossEntry(PluginEntry):
+    """The loss; its default depends on the task of the data, if that is known before loading."""
+
+    regression: str = ""
+    """The default for regression."""
+
+    def read(self, reader: Reader, value: Any) -> Plugin | None:
+        data = reader.values.get("data")
+        if value is MISSING and data is not None and data.known_task == "regression":
+            return super().read(reader, self.regression)
+        return super().read(reader, value)
+
+
+@dataclass(frozen=True)
 class PluginsEntry(Entry):
     """Any number of plugins of a kind: a list of tables or names; `single` also allows one without a list."""
 
@@ -188,13 +202,15 @@ class ChoiceEntry(Entry):
     default: str = ""
 
     def read(self, reader: Reader, value: Any) -> Section | None:
-        return reader.choice(self.default if value is MISSING else value, self.path, self.names(), self.section_of)
+        value = self.default if value is MISSING else value
+        return reader.choice(value, self.path, self.names(), self.section_of, self.default)
 
     def write(self, value: Section) -> dict[str, Any]:
         return value.to_table()
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
-        return builder.named(((name, self.section_of(name)) for name in self.names()), self.path.rpartition(".")[2])
+        sections = ((name, self.section_of(name)) for name in self.names())
+        return builder.named(sections, self.path.rpartition(".")[2], self.default)
 
     def rows(self, value: Section) -> Rows:
         always = {"lr"} & set(type(value).model_fields)

@@ -20,7 +20,7 @@ _SECTIONS = {
     "engine": "ensemblekit.spec.sections:EngineSection",
     "training.schedule": "ensemblekit.spec.schedules:Schedule",
 }
-_PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss"}
+_PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss", "extensions": "extension"}
 _ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
 
 
@@ -34,15 +34,30 @@ def spec_keys(tables: Mapping[str, Any], registry: Registry) -> list[str]:
     Returns:
         Dotted paths such as `training.epochs`, sorted.
     """
-    keys = {*_ALWAYS, *_leaves(tables)}
+    return sorted({*known_keys(tables, registry), *_leaves(tables)})
+
+
+def known_keys(tables: Mapping[str, Any], registry: Registry) -> set[str]:
+    """Return the keys that sections have and the plugins of the spec: `spec_keys` without those of the spec itself."""
+    keys = set(_ALWAYS)
     for path, target in _SECTIONS.items():
         keys |= {f"{path}.{field}" for field in field_names(target)}
     for path, kind in _PLUGINS.items():
         keys.add(f"{path}.name")
-        plugin = registry.plugins(kind).get(plugin_name(_at(tables, path)))
-        if plugin is not None:
-            keys |= {f"{path}.{field}" for field in field_names(plugin.target)}
-    return sorted(keys)
+        for path_of_one, section in _each(path, _at(tables, path)):
+            plugin = registry.plugins(kind).get(plugin_name(section))
+            if plugin is not None:
+                keys |= {f"{path_of_one}.{field}" for field in field_names(plugin.target)}
+    return keys
+
+
+def _each(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The sections at a path: one, or those of a list, as methods compose."""
+    if not isinstance(value, list):
+        yield path, value
+        return
+    for index, section in enumerate(value):
+        yield f"{path}.{index}", section
 
 
 def field_names(target: str) -> list[str]:

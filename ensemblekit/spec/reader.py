@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ensemblekit.core.errors import SpecError, UsageError, choices
+from ensemblekit.core.errors import Problem, SpecError, UsageError, choices
 from ensemblekit.core.registry import Registry
 from ensemblekit.spec.checks import spec_problems
 from ensemblekit.spec.entries import MISSING
+from ensemblekit.spec.hints import attribute, with_known_keys
 from ensemblekit.spec.reading import AnyPlugin, Reader
 from ensemblekit.spec.sections import ENTRIES, Spec
 from ensemblekit.spec.tables import override, read_toml
@@ -37,19 +39,33 @@ def load_spec(
         SpecError: with all problems of the spec.
     """
     label = "the spec" if isinstance(source, Mapping) else str(source)
-    tables = dict(deepcopy(source)) if isinstance(source, Mapping) else read_toml(Path(source))
+    tables = source if isinstance(source, Mapping) else read_toml(Path(source))
+    overrides = dict(overrides or {})
+    spec, reader = _attempt(tables, overrides, registry, ask_plugins)
+    if spec is None or reader.problems:
+        problems = with_known_keys(reader.problems, reader.tables, registry)
+        if overrides:
+            without = partial(_attempt, tables, registry=registry, ask_plugins=ask_plugins)
+            problems = attribute(problems, overrides, lambda others: without(others)[1].problems)
+        raise SpecError(problems, label)
+    return spec
+
+
+def _attempt(
+    tables: Mapping[str, Any], overrides: Mapping[str, Any], registry: Registry, ask_plugins: bool
+) -> tuple[Spec | None, Reader]:
+    """Read a spec with overrides, and return it with its reader, which has the problems; `tables` stay as they are."""
+    changed = dict(deepcopy(tables))
     reader = Reader(registry)
-    for path, value in (overrides or {}).items():
+    for path, value in overrides.items():
         try:
-            override(tables, path, value)
+            override(changed, path, deepcopy(value))
         except UsageError as error:
             reader.problem(error.where, error.what, error.fix)
-    spec = _read(reader, tables)
+    spec = _read(reader, changed)
     if spec is not None and ask_plugins:
         reader.problems += spec_problems(spec)
-    if spec is None or reader.problems:
-        raise SpecError(reader.problems, label)
-    return spec
+    return spec, reader
 
 
 def build_plugin(base: type[AnyPlugin], value: str | Mapping[str, Any], registry: Registry) -> AnyPlugin:
@@ -66,12 +82,13 @@ def _read(reader: Reader, tables: dict[str, Any]) -> Spec | None:
     allowed = {entry.path.partition(".")[0] for entry in ENTRIES.values()}
     for key in tables:
         if key not in allowed:
-            reader.problem(str(key), "unknown key", choices(str(key), allowed))
+            reader.problems.append(Problem(str(key), "unknown key", choices(str(key), allowed), "unknown_key"))
     for name, entry in ENTRIES.items():
         reader.values[name] = entry.read(reader, _value_at(tables, entry.path))
     if reader.problems:
         return None
-    return Spec(**reader.values)
+    has_loss = _value_at(tables, "training.loss") is not MISSING
+    return Spec(**reader.values, default_loss=None if has_loss else reader.values["loss"])
 
 
 def _value_at(tables: Mapping[str, Any], path: str) -> Any:

@@ -49,10 +49,10 @@ class Reader:
         return None if plugin is None else plugin.named(name)
 
     def choice(
-        self, value: Any, path: str, names: Iterable[str], section_of: Callable[[str], type[AnySection]]
+        self, value: Any, path: str, names: Iterable[str], section_of: Callable[[str], type[AnySection]], default: str
     ) -> AnySection | None:
-        """Read a section that is chosen by name, from its table or from its name alone."""
-        named = self.named(value, path)
+        """Read a section that is chosen by name, from its table or its name; without a name it is the default."""
+        named = self.named(value, path, default)
         if named is None:
             return None
         name, table = named
@@ -82,7 +82,7 @@ class Reader:
         self.problem(path, f"{short(value)} is not a table", f"write [{path}] and its keys below")
         return {}
 
-    def named(self, value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
+    def named(self, value: Any, path: str, default: str | None = None) -> tuple[str, dict[str, Any]] | None:
         """Split a table that chooses something by name into the name and the other keys."""
         if isinstance(value, str):
             return value, {}
@@ -91,7 +91,7 @@ class Reader:
             self.problem(path, f"{short(value)} is neither a table nor a name", fix)
             return None
         table = dict(value)
-        name = table.pop("name", None)
+        name = table.pop("name", default)
         if not isinstance(name, str):
             what = "missing" if name is None else f"{short(name)} is not a name"
             self.problem(f"{path}.name", what, 'write name = "…"')

@@ -45,13 +45,19 @@ class SchemaBuilder:
             self.definitions[f"{prefix}.{name}"] = definition
         return schema
 
-    def named(self, choices: Iterable[tuple[str, type[Section]]], prefix: str) -> dict[str, Any]:
-        """Return the schema of a section that is chosen by name: one of some tables, or a name alone."""
+    def named(
+        self, choices: Iterable[tuple[str, type[Section]]], prefix: str, default: str | None = None
+    ) -> dict[str, Any]:
+        """Return the schema of a section that is chosen by name: one of some tables, or a name alone.
+
+        A table without a name is one of `default`.
+        """
         tables, names = [], []
         for name, section in choices:
             schema = self.section(section, f"{prefix}.{name}")
             schema["properties"] = {**schema.get("properties", {}), "name": {"const": name}}
-            schema["required"] = ["name", *(key for key in schema.get("required", []) if key != "name")]
+            others = [key for key in schema.get("required", []) if key != "name"]
+            schema["required"] = others if name == default else ["name", *others]
             tables.append(schema)
             names.append(name)
         return {"oneOf": [{"enum": names, "description": "the name alone"}, *tables]} if names else {"not": {}}

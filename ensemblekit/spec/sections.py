@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tomli_w
@@ -23,6 +23,7 @@ from ensemblekit.spec.entries import (
     Group,
     GroupsEntry,
     IntegerEntry,
+    LossEntry,
     PluginEntry,
     PluginsEntry,
     SectionEntry,
@@ -31,6 +32,8 @@ from ensemblekit.spec.optimizers import Optimizer, optimizer_classes, optimizer_
 from ensemblekit.spec.schedules import SCHEDULES, Schedule
 
 DEFAULT_LOSS = "cross_entropy"
+REGRESSION_LOSS = "mse"
+"""The default loss for real targets."""
 ENGINES = {
     "threaded": "ensemblekit.engines.threaded:ThreadedEngine",
     "stacked": "ensemblekit.engines.stacked:StackedEngine",
@@ -109,7 +112,7 @@ class Spec:
     ensemble: Annotated[
         EnsembleSection, EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups",))
     ]
-    loss: Annotated[Loss, PluginEntry("training.loss", base=Loss, default=DEFAULT_LOSS)]
+    loss: Annotated[Loss, LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)]
     optimizer: Annotated[
         Optimizer,
         ChoiceEntry("training.optimizer", names=optimizer_classes, section_of=optimizer_section, default="adabelief"),
@@ -126,6 +129,8 @@ class Spec:
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
+    default_loss: Loss | None = field(default=None, compare=False, repr=False)
+    """The loss, if the spec does not name one: where the task is known only once the data is loaded, it decides."""
 
     @property
     def member_models(self) -> tuple[Model, ...]:
@@ -157,6 +162,8 @@ class Spec:
 
 
 ENTRIES: dict[str, Entry] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Spec, include_extras=True).items()
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Spec, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
 }
 """The entry of each attribute of `Spec`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -116,6 +117,19 @@ class DatasetContract(PluginContract[Dataset]):
         if declared is not None and declared != loaded:
             fix = "declare the info that load() returns, or None"
             raise self.violation(str(declared), f"{loaded} after loading", "info", fix)
+
+    @check("new files can be prepared", needs=[offline, valid])
+    def preparation(self) -> None:
+        """If `load` returns a preparation, there is a `prepare` that takes it."""
+        preparation = self.splits.preparation
+        if preparation is None:
+            return
+        if type(self.plugin).prepare is Dataset.prepare:
+            fix = "override prepare(self, path, preparation), or return no preparation"
+            raise self.violation("a prepare() for the preparation of load()", "none", "load", fix)
+        if not accepts(self.plugin.prepare, Path("new.csv"), preparation):
+            got = f"prepare{inspect.signature(self.plugin.prepare)}"
+            raise self.violation("prepare(path, preparation)", got, "prepare", "take both arguments")
 
     @check("its splits do not overlap", needs=[offline, valid])
     def disjoint(self) -> None:

@@ -72,8 +72,8 @@ class MethodContract(HookChecks, ObjectiveChecks):
         settings = EngineSettings(torch.device("cpu"), spec.optimizer, passes=hooks.passes(self.members))
         if engine_type.unsupported(members, settings) is not None:
             return None
-        weights = hooks.sample_weights(BATCH_SIZE, len(members), seed=0)
         batches = [self._batch(step) for step in range(STEPS)]
+        weights = hooks.sample_weights(BATCH_SIZE, len(members), seed=0, targets=batches[0].targets)
         engine = engine_type(members, self.objective, settings)
         try:
             values = [engine.train_step(batch, weights, 0.1, step)[0] for step, batch in enumerate(batches)]

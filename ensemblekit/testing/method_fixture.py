@@ -112,10 +112,14 @@ class MethodFixture(PluginContract[Method]):
 
     def target(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """Targets of B samples for the task of the spec; real values have this dtype."""
+        return self.targets(BATCH, dtype)
+
+    def targets(self, num_samples: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Targets of some samples for the task of the spec; real values have this dtype."""
         random = generator(0, "contract", "target")
         if self.spec.data.info is not None and self.spec.data.info.task == "regression":
-            return torch.randn(BATCH, NUM_VALUES, generator=random, dtype=torch.float64).to(dtype)
-        return torch.randint(NUM_CLASSES, (BATCH,), generator=random)
+            return torch.randn(num_samples, NUM_VALUES, generator=random, dtype=torch.float64).to(dtype)
+        return torch.randint(NUM_CLASSES, (num_samples,), generator=random)
 
     def arguments(self, hook: str, outputs: Tensor, target: Tensor) -> dict[str, Any]:
         """The arguments of a hook of the objective in training, where no combiner is fitted yet."""
@@ -141,7 +145,7 @@ class MethodFixture(PluginContract[Method]):
         if hook in OBJECTIVE_HOOKS:
             yield self.result(hook, self.outputs(), self.target())
         arguments: dict[str, Any] = {"outputs": self.outputs(), "target": self.target(), "loss": self.spec.loss}
-        arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN}
+        arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN, "targets": self.targets(NUM_TRAIN)}
         arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 3, 2, 2))
         if hook == "combine" and self.objective.hooks.fits_combiner:
             yield self.call(

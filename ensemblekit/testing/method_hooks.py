@@ -105,7 +105,7 @@ class HookChecks(MethodFixture):
         weights = []
         for seed in (0, 1):
             torch.default_generator.manual_seed(seed)
-            weights.append(self.objective.hooks.sample_weights(NUM_SAMPLES, self.members, seed=0))
+            weights.append(self._sampled_weights(self.members))
         first, second = weights
         if first is None or second is None:
             return
@@ -118,7 +118,7 @@ class HookChecks(MethodFixture):
         if not bool((first.sum(dim=0) > 0).all()):
             raise self.violation("positive weights for every member", "a member with weights of 0", "sample_weights")
         fewer = next((size for size in range(self.members - 1, 0, -1) if self.accepts_members(size)), 0)
-        alone = self.objective.hooks.sample_weights(NUM_SAMPLES, fewer, seed=0) if fewer else None
+        alone = self._sampled_weights(fewer) if fewer else None
         if alone is not None and not torch.equal(first[:, :fewer], alone):
             raise self.violation(
                 "weights of a member that do not depend on the number of members",
@@ -126,6 +126,10 @@ class HookChecks(MethodFixture):
                 "sample_weights",
                 "sample member by member: torch.stack([sample(num_samples) for _ in range(num_members)], dim=1)",
             )
+
+    def _sampled_weights(self, num_members: int) -> Tensor | None:
+        targets = self.targets(NUM_SAMPLES)
+        return self.objective.hooks.sample_weights(NUM_SAMPLES, num_members, seed=0, targets=targets)
 
     @check("life-cycle hooks return values in range", needs=[usable_hooks])
     def life_cycle(self) -> None:

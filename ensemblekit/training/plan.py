@@ -20,6 +20,7 @@ def make_plan(spec: Spec, data: Data, members: Sequence[MemberState]) -> Plan:
         plan.append((label, text))
         if label == "data":
             plan.append(("samples", _samples(data)))
+            plan.extend(data.notes)
         if label == "members":
             plan.append(("parameters", _parameters(members)))
         if label == "optimizer" and not spec.optimizer.elementwise:

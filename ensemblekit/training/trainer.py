@@ -23,6 +23,7 @@ from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.engines.base import Engine, EngineSettings
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
@@ -31,6 +32,7 @@ from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.recorder import RunRecorder
 from ensemblekit.spec.checks import check_data
+from ensemblekit.spec.resolution import with_absolute_paths, with_loss_for
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import choose_device, environment
 from ensemblekit.training.interruption import StopRequest, stop_requests
@@ -66,9 +68,10 @@ class Trainer:
         device: torch.device | None = None,
     ) -> None:
         self.started = time.perf_counter()
-        self.spec, self.directory = spec, directory
         self.device = device or choose_device(spec.engine.device)
         self.data = (data or load_data(spec.data, spec.seed)).to(self.device)
+        spec = with_loss_for(spec, self.data.info.task)
+        self.spec, self.directory = spec, directory
         self.splits = {"test": self.data.test}
         if self.data.validation is not None:
             self.splits["validation"] = self.data.validation
@@ -78,7 +81,8 @@ class Trainer:
         self.settings = EngineSettings.of(spec, self.device, self.hooks.passes(spec.ensemble.members))
         self.members = GrowingMembers(spec, self.data.info, self.device)
         self.members.start(self.hooks.call.members_at_start(num_members=spec.ensemble.members))
-        weights = self.hooks.sample_weights(len(self.data.train), spec.ensemble.members, spec.seed)
+        targets = self.data.train.targets
+        weights = self.hooks.sample_weights(len(targets), spec.ensemble.members, spec.seed, targets.cpu())
         self.weights = None if weights is None else weights.to(self.device)
         self.batch_lengths = self.data.train.training_batch_lengths(spec.training.batch_size)
         self._check_supported()
@@ -112,21 +116,31 @@ class Trainer:
         with self._life_cycle():
             seconds_per_step = self.choose_engine()
             chosen = {"name": self.engine_name, "device": str(self.device)}
-            resolved = replace(self.spec, engine=self.spec.engine.model_copy(update=chosen))
+            resolved = with_absolute_paths(replace(self.spec, engine=self.spec.engine.model_copy(update=chosen)))
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
+            facts["data"] = self.data.fingerprint
             self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
             self._run(start_epoch=0)
 
     def resume(self) -> None:
-        """Continue from the last checkpoint to the end."""
-        checkpoint = self.directory.load_checkpoint()
-        self.restore(checkpoint)
-        self.directory.truncate_metrics(checkpoint.epoch)
-        self.history = self.directory.read_metrics()
+        """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again."""
+        recorded = self.directory.environment.get("data")
+        check_same_data(recorded, self.data.fingerprint, self.spec.data.name)
+        if recorded is None:
+            self.directory.update_environment(data=self.data.fingerprint)
+        if self.directory.has_saved_nothing:
+            start_epoch, row = 0, "started again: it was stopped before its first checkpoint"
+        else:
+            checkpoint = self.directory.load_checkpoint()
+            self.restore(checkpoint)
+            self.history = self.directory.truncate_metrics(checkpoint.epoch)
+            start_epoch, row = checkpoint.epoch, f"resumed from epoch {checkpoint.epoch}"
         self.directory.write_status("running")
-        with self._life_cycle(("resume", f"resumed from epoch {checkpoint.epoch}")):
+        with self._life_cycle(("resume", row)):
+            for text in self.directory.damage:
+                self.hooks.call.notice(text=text)
             self.choose_engine()
-            self._run(checkpoint.epoch)
+            self._run(start_epoch)
 
     @contextmanager
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
@@ -272,7 +286,7 @@ class Trainer:
     def _metrics(self, split: str) -> dict[str, float]:
         outputs = self._outputs(split)
         combined = self.objective.combine(outputs, self.fitted, self.settings.passes or 1)
-        return evaluate(outputs, self.splits[split].targets, self.spec.loss, combined)
+        return evaluate(outputs, self.splits[split].targets, self.spec.loss, combined, self.data.restore_targets)
 
     def _outputs(self, split: str) -> Tensor:
         """Return the members' outputs (M, N, C) for a split, computed once until the members learn."""
@@ -320,7 +334,8 @@ class Trainer:
             if self.hooks.fits_combiner:
                 self._fit_combiner()
             self.metrics = flat_metrics(self._metrics("test"))
-            self.member_metrics = member_metrics(self._outputs("test"), self.splits["test"].targets, self.spec.loss)
+            targets = self.splits["test"].targets
+            self.member_metrics = member_metrics(self._outputs("test"), targets, self.spec.loss, self.data.restore_targets)
         for index, entry in enumerate(self.member_metrics):
             number, network = divmod(index, len(self.members))
             if (self.settings.passes or 1) > 1:
@@ -335,7 +350,7 @@ class Trainer:
         self.directory.write_result(result)
 
     def _model_metadata(self) -> Mapping[str, Any]:
-        info, transform = self.data.info, self.data.test.transform
+        info, transform, scaling = self.data.info, self.data.test.transform, self.data.target_scaling
         return {
             "task": info.task,
             "input_shape": list(info.input_shape),
@@ -343,6 +358,8 @@ class Trainer:
             "classes": list(self.data.classes) if self.data.classes else None,
             "members": [state.seed_index for state in self.members.states],
             "transform": transform.to_json() if transform is not None else None,
+            "target_scaling": scaling.to_json() if scaling is not None else None,
+            "preparation": self.data.preparation,
         }
 
     def _interrupted(self, epoch: int, stop: StopRequest) -> Interrupted:

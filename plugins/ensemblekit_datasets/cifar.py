@@ -77,7 +77,9 @@ class CIFAR(DownloadedImages):
             with atomic_write(batches) as staged:
                 extract_archive(archive, staged.parent)
         except OSError as error:
-            raise cannot_write(self.folder, error) from error
+            # Another process may have unpacked the archive in the meantime: what it left is complete.
+            if not batches.is_dir():
+                raise cannot_write(self.folder, error) from error
 
     def _check(self, batches: Path) -> None:
         """Raise a `DataError` that names the missing or damaged file; torchvision does not name it."""

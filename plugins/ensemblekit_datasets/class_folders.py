@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ensemblekit import DataError
 from ensemblekit_datasets.image_sources import Entry
-from ensemblekit_datasets.parallel_decoding import SUFFIXES
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SPLIT_NAMES = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
 """Names of folders that hold a split rather than a class."""
 LAYOUTS = "expected train/<class>/<image> with test/<class>/<image>, or <class>/<image>"
@@ -28,6 +30,24 @@ class ClassFolders:
     """Paths of the images of each split, relative to the folder."""
     targets: Mapping[str, tuple[int, ...]]
     """Class indices of the images of each split."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Number of files that are not used, by the reason."""
+
+    @property
+    def all_names(self) -> list[str]:
+        """The paths of all images."""
+        return [name for names in self.names.values() for name in names]
+
+    def without(self, skipped: Set[str], folder: Path) -> ClassFolders:
+        """Leave out some images; a `DataError` if a class has none left in a split."""
+        kept = {split: [name not in skipped for name in names] for split, names in self.names.items()}
+        names = {split: _where(kept[split], values) for split, values in self.names.items()}
+        targets = {split: _where(kept[split], values) for split, values in self.targets.items()}
+        for split, values in targets.items():
+            for index in sorted(set(self.targets[split]) - set(values)):
+                what = f"class {self.classes[index]!r} has no image left" + (f" in {split}" if split != WHOLE else "")
+                raise DataError(f"{what}: all of them were skipped", str(folder), "replace the images of this class")
+        return replace(self, names=names, targets=targets)
 
 
 @dataclass(frozen=True)
@@ -84,7 +104,26 @@ def arrange(entries: Sequence[Entry], folder: Path) -> ClassFolders:
             raise DataError(
                 "class folder has no images", str(folder.joinpath(*path)), "add images or remove the folder"
             )
-    return _by_class(images, layout.split_depth, folder)
+    ignored = _ignored(entries, paths, relevant)
+    return replace(_by_class(images, layout.split_depth, folder), ignored=ignored)
+
+
+def _ignored(
+    entries: Sequence[Entry], visible: Mapping[PathParts, bool], relevant: Mapping[PathParts, bool]
+) -> dict[str, int]:
+    """Count the files that are not used, by the reason."""
+    reasons: Counter[str] = Counter()
+    for entry in entries:
+        path = tuple(entry.name.split("/"))
+        if entry.is_directory:
+            continue
+        if path not in visible:
+            reasons["hidden"] += 1
+        elif path not in relevant:
+            reasons["in no split"] += 1
+        elif not path[-1].lower().endswith(SUFFIXES):
+            reasons[PurePosixPath(path[-1]).suffix.lower() or "without suffix"] += 1
+    return dict(reasons.most_common())
 
 
 def _by_class(images: Mapping[PathParts, list[str]], split_depth: int | None, folder: Path) -> ClassFolders:
@@ -104,7 +143,7 @@ def _by_class(images: Mapping[PathParts, list[str]], split_depth: int | None, fo
     if len(classes) < 2:
         raise DataError(f"only one class: {classes[0]!r}", str(folder), LAYOUTS)
     return ClassFolders(
-        classes,
+        tuple(_as_text(name) for name in classes),
         {
             split: tuple(name for label in classes for name in sorted(by_class[label]))
             for split, by_class in splits.items()
@@ -114,6 +153,15 @@ def _by_class(images: Mapping[PathParts, list[str]], split_depth: int | None, fo
             for split, by_class in splits.items()
         },
     )
+
+
+def _as_text(name: str) -> str:
+    """Escape the bytes of a file name that are not UTF-8: class names are written to files and shown."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _where(mask: Sequence[bool], values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value for keep, value in zip(mask, values, strict=True) if keep)
 
 
 def _is_visible(name: str) -> bool:

@@ -1,22 +1,22 @@
-"""Reading of CSV and NPZ files as named columns, with errors that name line and column."""
+"""Named columns of numbers and text, with errors that name line and column."""
 
 from __future__ import annotations
 
-import csv
-import zipfile
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ensemblekit import DataError
+from ensemblekit_datasets.table_files import Array, RawTable
 
-Array = npt.NDArray[Any]
 Kind = Literal["number", "text"]
 MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"})
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d*)?")
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Columns:
 
     path: Path
     by_name: dict[str, Array]
-    row_labels: Sequence[str]
-    """Location of each row in the file: `line 7`."""
+    unit: str
+    numbers: Sequence[int]
+    """Number of each row in the file, in units of `unit`: `line 7`."""
 
     def __len__(self) -> int:
-        return len(self.row_labels)
+        return len(self.numbers)
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -38,112 +39,105 @@ class Columns:
 
     def where(self, row: int, column: str) -> str:
         """Describe the location of a field for error messages."""
-        return f'{self.path}, {self.row_labels[row]}, column "{column}"'
+        return f'{self.path}, {self.unit} {self.numbers[row]}, column "{column}"'
+
+    def num_missing(self, name: str) -> int:
+        """Count the rows without a value in a column."""
+        column = self.by_name[name]
+        return int(np.isnan(column).sum()) if column.dtype.kind == "f" else sum(value is None for value in column)
 
 
-def read_columns(path: Path, delimiter: str, kinds: Mapping[str, Kind]) -> Columns:
-    """Read the columns of a .csv or .npz file.
+@dataclass(frozen=True)
+class NumberFormat:
+    """How numbers are written in text."""
+
+    decimal: Literal[".", ","] = "."
+
+    def number(self, value: str) -> float | None:
+        """Read a number; None if the text is not one."""
+        if "_" in value:  # Python's own notation for large numbers, which no table means
+            return None
+        if self.decimal == ",":
+            if "." in value and not _THOUSANDS.fullmatch(value):
+                return None
+            value = value.replace(".", "").replace(",", ".")
+        try:
+            return float(value)
+        except ValueError:
+            return None
+
+
+def typed_columns(
+    raw: RawTable, kinds: Mapping[str, Kind | None], number_format: NumberFormat, named_in: str = ""
+) -> Columns:
+    """Turn columns of a file into numbers or text.
 
     Args:
-        path: The file; .tsv and .txt are read as CSV.
-        delimiter: Separator of the fields of a CSV file.
-        kinds: Columns that must exist and whether they are numbers or text; the kind of others is inferred.
+        raw: The content of the file.
+        kinds: The columns, which must exist, and their kinds; None: inferred.
+        number_format: How numbers are written.
+        named_in: Who names the columns, for error messages.
 
     Raises:
-        DataError: The file cannot be read, a column is missing, there are no rows, or a field is not of its kind.
+        DataError: Columns are missing, or a field is not of its kind.
     """
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt", ".npz"):
-        raise DataError(f'expected a .csv or .npz file, got "{path.name}"', str(path), "convert it")
-    try:
-        columns = _read_npz(path) if path.suffix.lower() == ".npz" else _read_csv(path, delimiter)
-    except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror or error}", str(path), "set the path of a readable table"
-        ) from error
-    for name in kinds:
-        if name not in columns.by_name:
-            what = f'expected a column "{name}", got {", ".join(columns.by_name)}'
-            raise DataError(what, str(path), "name an existing column")
-    if not len(columns):
-        raise DataError("expected at least one row, got none", str(path), "use a table with rows")
-    typed = {name: _typed(columns, name, kinds.get(name)) for name in columns.by_name}
-    return Columns(path, typed, columns.row_labels)
+    check_exist(raw, kinds, named_in)
+    typed = {name: _typed(raw, name, kind, number_format) for name, kind in kinds.items()}
+    return Columns(raw.path, typed, raw.unit, raw.numbers)
 
 
-def _read_csv(path: Path, delimiter: str) -> Columns:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        try:
-            lines = [(reader.line_num, record) for record in reader]
-        except UnicodeDecodeError as error:
-            where = f"{path}, after line {reader.line_num}"
-            raise DataError("expected UTF-8 text", where, "save it as UTF-8") from error
-        except csv.Error as error:
-            where = f"{path}, after line {reader.line_num}"
-            raise DataError(f"not valid CSV: {error}", where, "fix the quotes") from error
-    header, *records = lines or [(1, [])]
-    names = [name.strip() for name in header[1]]
-    repeated = sorted({name for name in names if names.count(name) > 1 or not name})
-    if repeated or not names:
-        what = f"expected a header of distinct names, got {repeated or 'nothing'}"
-        raise DataError(what, f"{path}, line 1", "give every column its own name")
-    records = [(line, record) for line, record in records if record]  # without empty lines
-    for line, record in records:
-        if len(record) != len(names):
-            what = f"expected {len(names)} fields as in the header, got {len(record)}"
-            raise DataError(what, f"{path}, line {line}", "quote fields that contain the delimiter")
-    by_name = {
-        name: np.array([record[i].strip() for _, record in records], dtype=object) for i, name in enumerate(names)
-    }
-    return Columns(path, by_name, [f"line {line}" for line, _ in records])
+def check_exist(raw: RawTable, names: Iterable[str], named_in: str = "") -> None:
+    """Raise a `DataError` that lists every column that a file does not have."""
+    wanted = list(names)
+    missing = [name for name in wanted if name not in raw.by_name]
+    if missing:
+        quoted = ", ".join(f'"{name}"' for name in missing[:20])
+        unknown = [name for name in raw.by_name if name not in wanted] if named_in else list(raw.by_name)
+        what = f"expected {'a column' if len(missing) == 1 else 'columns'} {quoted}{named_in}"
+        got = f"{what}, got {', '.join(unknown) or 'no other columns'}"
+        fix = "add it, or correct its name in the header" if named_in else "name an existing column"
+        raise DataError(f"{got:.1000}", str(raw.path), fix)
 
 
-def _read_npz(path: Path) -> Columns:
-    by_name: dict[str, Array] = {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                by_name |= _columns_of(arrays[name], name, path)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        what = f"not an NPZ file of numbers and text: {error}"
-        raise DataError(what, str(path), "write it with numpy.savez, without objects") from error
-    lengths = {name: len(column) for name, column in by_name.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(
-            f"expected arrays of equal length, got {lengths}", str(path), "give every array one entry per row"
-        )
-    return Columns(path, by_name, [f"row {row}" for row in range(max(lengths.values(), default=0))])
+def without_values(raw: RawTable) -> Columns:
+    """The rows of a file without their values, to describe locations in it."""
+    return Columns(raw.path, {}, raw.unit, raw.numbers)
 
 
-def _columns_of(array: Array, name: str, path: Path) -> dict[str, Array]:
-    """Split an array into columns: (N,) is one column, (N, K) is K columns called `name[0]`, `name[1]`, …"""
-    if array.ndim not in (1, 2):
-        what = f"expected shape (rows,) or (rows, columns), got {array.shape}"
-        raise DataError(what, f'{path}, array "{name}"', "reshape it")
-    if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
-    if array.ndim == 1:
-        return {name: array}
-    return {f"{name}[{column}]": array[:, column] for column in range(array.shape[1])}
+def text_values(column: Array) -> list[str | None]:
+    """The values of a raw column as text, None where one is missing."""
+    return [None if str(value) in MISSING else str(value) for value in column]
 
 
-def _typed(columns: Columns, name: str, kind: Kind | None) -> Array:
-    column = columns.by_name[name]
+def _typed(raw: RawTable, name: str, kind: Kind | None, number_format: NumberFormat) -> Array:
+    column = raw.by_name[name]
+    here = without_values(raw)
     if column.dtype.kind in "biuf" and kind != "text":
-        return _finite(columns, name, column.astype(np.float64))
-    values = [None if str(value) in MISSING else str(value) for value in column]
-    numbers = [_number(value) for value in values]
+        return _finite(here, name, column.astype(np.float64))
+    values = text_values(column)
+    if kind == "text":
+        return np.array(values, dtype=object)
+    numbers = [None if value is None else number_format.number(value) for value in values]
     present = [row for row, value in enumerate(values) if value is not None]
     bad = [row for row in present if numbers[row] is None]
+    check_decimal_point(here, name, {row: str(values[row]) for row in bad}, number_format)
     # A few words among numbers are mistakes; a few numbers among words are names.
     is_text = len(bad) > len(present) / 2 or not present
-    if kind == "text" or (kind is None and is_text):
+    if kind is None and is_text:
         return np.array(values, dtype=object)
     if bad:
         expected = "a number" if kind else "a number as in most rows"
-        fix = "correct it" if kind else f'correct it, or set categorical = ["{name}"]'
-        raise DataError(f"expected {expected}, got {values[bad[0]]!r:.60}", columns.where(bad[0], name), fix)
-    return _finite(columns, name, np.array([np.nan if number is None else number for number in numbers]))
+        fix = "correct it" if kind else f'correct it, or set data.categorical = ["{name}"]'
+        raise DataError(f"expected {expected}, got {values[bad[0]]!r:.60}", here.where(bad[0], name), fix)
+    return _finite(here, name, np.array([np.nan if number is None else number for number in numbers]))
+
+
+def check_decimal_point(columns: Columns, name: str, words: Mapping[int, str], number_format: NumberFormat) -> None:
+    """Raise a `DataError` if most of the texts that are not numbers, by row, are numbers with a decimal comma."""
+    commas = [row for row, value in words.items() if _DECIMAL_COMMA.fullmatch(value)]
+    if number_format.decimal == "." and len(commas) > len(words) / 2:
+        what = f"expected a number with a decimal point, got {words[commas[0]]!r:.60}"
+        raise DataError(what, columns.where(commas[0], name), 'set data.decimal = ","')
 
 
 def _finite(columns: Columns, name: str, numbers: Array) -> Array:
@@ -152,10 +146,3 @@ def _finite(columns: Columns, name: str, numbers: Array) -> Array:
         what = f"expected a finite number, got {numbers[infinite[0]]}"
         raise DataError(what, columns.where(int(infinite[0]), name), "correct it, or leave the field empty")
     return numbers
-
-
-def _number(value: str | None) -> float | None:
-    try:
-        return None if value is None else float(value)
-    except ValueError:
-        return None

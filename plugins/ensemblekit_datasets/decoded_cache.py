@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ensemblekit import atomic_write
+
+UNPACKED_NOTE = ".ensemblekit.json"
+"""File in the folder of an unpacked archive that says which one it is from."""
 
 
 def cache_key(*parts: object) -> str:
@@ -48,7 +53,14 @@ def read_cache(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     text = header.get("notes", "")
     if _digest(tensors, text) != header.get("sha256"):
         return None
+    mark_used(path)
     return tensors, json.loads(text)
+
+
+def mark_used(path: Path) -> None:
+    """Record the time of the last use: that of the last change, as many systems do not record the time of reading."""
+    with contextlib.suppress(OSError):  # a cache that is read-only
+        os.utime(path)
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

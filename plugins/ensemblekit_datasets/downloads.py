@@ -51,7 +51,7 @@ class DownloadedImages(ImageDataset):
     @property
     def folder(self) -> Path:
         """The folder of the downloaded files."""
-        return self.root.expanduser() if self.root else cache_directory()
+        return Path(os.path.expanduser(self.root)) if self.root else cache_directory()
 
     @abstractmethod
     def remote_files(self) -> Sequence[RemoteFile]:

@@ -1,68 +1,120 @@
-"""Encoding of a table's columns as features, fitted on the training rows."""
+"""Encoding of a table's columns as features: plain numbers and categories, fitted on the training rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.impute import SimpleImputer
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import Tensor
 
 from ensemblekit import DataError
-from ensemblekit_datasets.columns import Array, Columns
+from ensemblekit_datasets.columns import Columns
+from ensemblekit_datasets.table_files import Array
 
 MISSING_CATEGORY = "(missing)"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: (value - mean) / std, with `fill` for missing values; all in float64."""
+
+    name: str
+    fill: float
+    mean: float
+    std: float
+
+    def encode(self, values: Array) -> Array:
+        """Standardise values (N,) to (N, 1)."""
+        filled = np.where(np.isnan(values), self.fill, values)
+        return ((filled - self.mean) / self.std).astype(np.float32)[:, None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": "number", "fill": self.fill, "mean": self.mean, "std": self.std}
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of categories, one-hot encoded; one that the training rows do not have is encoded as zeros."""
+
+    name: str
+    categories: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, name: str, values: Array) -> Category:
+        """Collect the categories of the training rows, sorted; a missing value is one of them."""
+        return cls(name, tuple(sorted({value or MISSING_CATEGORY for value in values})))
+
+    def encode(self, values: Array) -> Array:
+        """One-hot encode values (N,) to (N, K)."""
+        position = {category: index for index, category in enumerate(self.categories)}
+        found = [(row, position.get(value or MISSING_CATEGORY)) for row, value in enumerate(values)]
+        known = [(row, index) for row, index in found if index is not None]
+        encoded = np.zeros((len(values), len(self.categories)), dtype=np.float32)
+        if known:
+            encoded[tuple(np.array(known).T)] = 1
+        return encoded
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "kind": "category", "categories": list(self.categories)}
 
 
 @dataclass(frozen=True)
 class Encoder:
     """Turns columns into features (N, F): standardised numbers first, then one-hot categories."""
 
-    numeric: tuple[str, ...]
-    categorical: tuple[str, ...]
-    scaler: Any
-    one_hot: Any
-    num_features: int
+    features: tuple[Number | Category, ...]
+    """In the order of the training file."""
 
     @classmethod
-    def fit(cls, columns: Columns, rows: Tensor, features: Iterable[str]) -> Encoder:
+    def fit(cls, columns: Columns, rows: Tensor, names: Iterable[str]) -> Encoder:
         """Fit means, standard deviations and categories on some rows.
 
         Raises:
             DataError: A numeric column has no value in these rows.
         """
-        is_numeric = {name: columns.by_name[name].dtype.kind == "f" for name in features}
-        numeric = tuple(name for name, number in is_numeric.items() if number)
-        categorical = tuple(name for name, number in is_numeric.items() if not number)
-        numbers, categories = _numbers(columns, rows, numeric), _categories(columns, rows, categorical)
-        for name, column in zip(numeric, numbers.T, strict=True):
+        values = {name: columns.by_name[name][rows.numpy()] for name in names}
+        numbers = {name: column for name, column in values.items() if column.dtype.kind == "f"}
+        for name, column in numbers.items():
             if np.isnan(column).all():
                 what = "expected at least one number in the training rows, got none"
-                raise DataError(what, f'{columns.path}, column "{name}"', "remove the column")
-        scaler = make_pipeline(SimpleImputer(strategy="mean"), StandardScaler()).fit(numbers) if numeric else None
-        one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(categories) if categorical else None
-        width = len(numeric) + sum(map(len, one_hot.categories_ if one_hot else ()))
-        return cls(numeric, categorical, scaler, one_hot, width)
+                raise DataError(
+                    what, f'{columns.path}, column "{name}"', f'remove the column, or set data.ignore = ["{name}"]'
+                )
+        fitted = {number.name: number for number in _fit_numbers(numbers)}
+        return cls(tuple(fitted.get(name) or Category.fit(name, column) for name, column in values.items()))
 
-    def __call__(self, columns: Columns, rows: Tensor) -> Tensor:
-        """Encode some rows, float32 (N, num_features)."""
-        parts = []
-        if self.scaler is not None:
-            parts.append(self.scaler.transform(_numbers(columns, rows, self.numeric)))
-        if self.one_hot is not None:
-            parts.append(self.one_hot.transform(_categories(columns, rows, self.categorical)))
-        return torch.from_numpy(np.hstack(parts)).float()
+    @property
+    def num_features(self) -> int:
+        """Width of the encoded features, F."""
+        return sum(len(feature.categories) if isinstance(feature, Category) else 1 for feature in self.features)
+
+    def __call__(self, columns: Columns, rows: Tensor | None = None) -> Tensor:
+        """Encode some rows, or all, float32 (N, num_features)."""
+        index = slice(None) if rows is None else rows.numpy()
+        in_order = sorted(self.features, key=lambda feature: isinstance(feature, Category))
+        parts = [feature.encode(columns.by_name[feature.name][index]) for feature in in_order]
+        return torch.from_numpy(np.hstack(parts))
 
 
-def _numbers(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
-    return np.array([columns.by_name[name][rows.numpy()] for name in names]).reshape(len(names), len(rows)).T
+def _fit_numbers(columns: Mapping[str, Array]) -> list[Number]:
+    """Fit columns of numbers, in float64."""
+    from sklearn.impute import SimpleImputer
+    from sklearn.preprocessing import StandardScaler
+
+    if not columns:
+        return []
+    values = np.array(list(columns.values())).T
+    imputer = SimpleImputer(strategy="mean").fit(values)
+    scaler = StandardScaler().fit(imputer.transform(values))
+    fitted = zip(columns, imputer.statistics_.tolist(), scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True)
+    return [Number(*column) for column in fitted]
 
 
-def _categories(columns: Columns, rows: Tensor, names: tuple[str, ...]) -> Array:
-    values = [[value or MISSING_CATEGORY for value in columns.by_name[name][rows.numpy()]] for name in names]
-    return np.array(values, dtype=object).reshape(len(names), len(rows)).T
+def feature_from_json(saved: Mapping[str, Any]) -> Number | Category:
+    """Make a feature from the result of its `to_json`."""
+    if saved["kind"] == "category":
+        return Category(str(saved["name"]), tuple(map(str, saved["categories"])))
+    return Number(str(saved["name"]), *(float(saved[key]) for key in ("fill", "mean", "std")))

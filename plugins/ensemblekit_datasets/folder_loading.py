@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ensemblekit import DataError, Decoding, atomic_write, fits_in_memory
+from ensemblekit import DataError, Decoding, atomic_write, fits_in_memory, memory_limit
+from ensemblekit_datasets.bad_images import BadImages
 from ensemblekit_datasets.class_folders import ClassFolders, arrange
-from ensemblekit_datasets.decoded_cache import cache_key, read_cache, write_cache
+from ensemblekit_datasets.decoded_cache import UNPACKED_NOTE, cache_key, mark_used, read_cache, write_cache
 from ensemblekit_datasets.image_sources import Folder, ImageSource, open_source
 from ensemblekit_datasets.parallel_decoding import decode_all
 
-if TYPE_CHECKING:
-    from ensemblekit_datasets.parallel_decoding import Pixels
-
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 """Version of the cached files: to be increased if the same images would be decoded or stored differently."""
+
+INDEX = "-index"
+"""Suffix of the name of a cached file that has names and targets, but no images."""
+
+OnBad = Literal["error", "skip"]
+Storage = Literal["auto", "memory", "stream"]
 
 
 class StreamedImages(Dataset[tuple[Tensor, int]]):
@@ -35,8 +41,10 @@ class StreamedImages(Dataset[tuple[Tensor, int]]):
         return len(self.names)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        [(name, data)] = Folder(self.folder).read([self.names[index]])
-        return torch.tensor(self.decoding(data, f"{self.folder}/{name}")), int(self.targets[index])
+        [(name, content)] = Folder(self.folder).read([self.names[index]])
+        if isinstance(content, DataError):
+            raise content
+        return torch.tensor(self.decoding(content, f"{self.folder}/{name}")), int(self.targets[index])
 
     def subset(self, indices: Tensor) -> StreamedImages:
         """Return the images at some indices."""
@@ -54,10 +62,14 @@ class LoadedFolders:
     splits: Mapping[str, Images]
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rows for the plan: which files were ignored or skipped."""
+    skipped: tuple[str, ...] = ()
+    """Names of the images that were skipped because they cannot be used."""
 
 
 def load_folders(
-    path: Path, decoding: Decoding, storage: Literal["auto", "memory", "stream"], cache: Path
+    path: Path, decoding: Decoding, storage: Storage, cache: Path, on_bad: OnBad | None = None
 ) -> LoadedFolders:
     """Load the images of a folder or archive as tensors if they are kept in memory, else as streams.
 
@@ -69,46 +81,139 @@ def load_folders(
         decoding: Size and channels of the decoded images.
         storage: Whether to keep the images in memory; "auto": if they fit.
         cache: Directory for decoded images and unpacked archives.
+        on_bad: What to do if images cannot be decoded: raise an error that lists all of them, or skip them. None: as
+            "error", without the hint that they can be skipped.
 
     Raises:
-        DataError: The layout is wrong, an archive is damaged or unsafe, or an image cannot be decoded.
+        DataError: The layout is wrong, an archive is damaged or unsafe, an image cannot be decoded, or
+            `storage` is "memory" and the images need more than there is.
     """
-    source = open_source(path)
-    fingerprint = source.fingerprint()
-    key = cache_key(CACHE_FORMAT, fingerprint, decoding)
-    unpacked = cache / "unpacked" / fingerprint
-    decoded_file = cache / "decoded" / f"{key}.safetensors"
-    index_file = cache / "decoded" / f"{key}-index.safetensors"
+    loading = _Loading(open_source(path), decoding, storage, cache, on_bad)
+    return loading.from_cache() or loading.from_files()
 
-    def use_memory(num_bytes: int) -> bool:
-        return storage == "memory" or (storage == "auto" and fits_in_memory(num_bytes))
 
-    if decoded_file.exists() and use_memory(decoded_file.stat().st_size) and (cached := read_cache(decoded_file)):
-        return _as_tensors(*cached)
-    if (cached := read_cache(index_file)) and not use_memory(cached[1]["num_bytes"]):
-        return _as_streams(*cached, _on_disk(source, cached[1]["names"], unpacked), decoding)
+@dataclass(frozen=True)
+class _Loading:
+    """One call of `load_folders`."""
 
-    folders = arrange(source.entries(), source.path)
-    shape = next(decode_all(source.read([next(chain(*folders.names.values()))]), decoding, source.path))[1].shape
-    num_bytes = sum(map(len, folders.names.values())) * int(torch.Size(shape).numel())
-    metadata = {"classes": folders.classes, "shape": shape, "num_bytes": num_bytes}
-    targets = {f"{split}.targets": torch.tensor(classes) for split, classes in folders.targets.items()}
-    if use_memory(num_bytes):
-        tensors = targets | _decode_into_tensors(source, folders, decoding, shape)
-        write_cache(decoded_file, tensors, metadata)
-        return _as_tensors(tensors, metadata)
-    on_disk = _on_disk(source, folders.names, unpacked)
-    for _ in _decode_checked(on_disk, folders, decoding, shape):
-        pass
-    metadata["names"] = dict(folders.names)
-    write_cache(index_file, targets, metadata)
-    return _as_streams(targets, metadata, on_disk, decoding)
+    source: ImageSource
+    decoding: Decoding
+    storage: Storage
+    cache: Path
+    on_bad: OnBad | None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint()
+
+    @property
+    def unpacked(self) -> Path:
+        return self.cache / "unpacked" / self.fingerprint
+
+    def cached_file(self, suffix: str = "") -> Path:
+        key = cache_key(CACHE_FORMAT, self.fingerprint, self.decoding)
+        return self.cache / "decoded" / f"{key}{suffix}.safetensors"
+
+    def use_memory(self, num_bytes: int) -> bool:
+        return self.storage == "memory" or (self.storage == "auto" and fits_in_memory(num_bytes))
+
+    def from_cache(self) -> LoadedFolders | None:
+        """Read what an earlier load has left; None if there is nothing for this storage."""
+        decoded, index = self.cached_file(), self.cached_file(INDEX)
+        if decoded.exists() and self.use_memory(decoded.stat().st_size) and (cached := read_cache(decoded)):
+            BadImages.of_cache(cached[1], self.source.path).raise_unless_skipped(self.on_bad)
+            return _as_tensors(*cached)
+        if (cached := read_cache(index)) and not self.use_memory(cached[1]["num_bytes"]):
+            BadImages.of_cache(cached[1], self.source.path).raise_unless_skipped(self.on_bad)
+            return _as_streams(*cached, _on_disk(self.source, cached[1]["names"], self.unpacked), self.decoding)
+        return None
+
+    def from_files(self) -> LoadedFolders:
+        """Decode every image once and write the cache."""
+        source = self.source
+        folders = arrange(source.entries(), source.path)
+        shape = _first_shape(source, folders, self.decoding, self.on_bad)
+        num_bytes = len(folders.all_names) * prod(shape)
+        in_memory = self.use_memory(num_bytes)
+        if in_memory:
+            _check_memory(num_bytes, source.path)
+        reader = source if in_memory else _on_disk(source, folders.names, self.unpacked)
+        bad = BadImages(source.path, len(folders.all_names))
+        images = _decode(reader, folders, self.decoding, shape, bad, in_memory)
+        bad.raise_unless_skipped(self.on_bad)
+        kept = folders.without(bad.skipped.keys(), source.path)
+        metadata = {
+            "source": str(source.path),
+            "classes": kept.classes,
+            "shape": shape,
+            "num_bytes": num_bytes,
+            "num_images": bad.num_images,
+            "ignored": kept.ignored,
+            "skipped": bad.skipped,
+        }
+        targets = {f"{split}.targets": torch.tensor(classes) for split, classes in kept.targets.items()}
+        if in_memory:
+            write_cache(self.cached_file(), targets | images, metadata)
+            return _as_tensors(targets | images, metadata)
+        metadata["names"] = dict(kept.names)
+        write_cache(self.cached_file(INDEX), targets, metadata)
+        return _as_streams(targets, metadata, Folder(reader.path), self.decoding)
+
+
+def _check_memory(num_bytes: int, path: Path) -> None:
+    """Raise a `DataError` if decoded images are to be kept in memory, but take more than there is."""
+    if num_bytes > (limit := memory_limit()):
+        needed, available = (f"{value / 2**30:.1f} GiB" for value in (num_bytes, limit))
+        what = f"the decoded images take {needed}, but only {available} of memory may be used"
+        raise DataError(what, str(path), 'set data.size, or set data.storage = "stream"')
+
+
+def _first_shape(
+    source: ImageSource, folders: ClassFolders, decoding: Decoding, on_bad: OnBad | None
+) -> tuple[int, int, int]:
+    """Return the shape of the first image that can be decoded, which all others must have."""
+    bad = BadImages(source.path, len(folders.all_names))
+    for name, content in source.read(folders.all_names):
+        try:
+            if isinstance(content, DataError):
+                raise content
+            encoded = decoding.open(content, f"{source.path}/{name}")
+            encoded.decode()
+            return encoded.shape
+        except DataError as error:
+            bad.add(name, error)
+    raise bad.error(on_bad)
+
+
+def _decode(
+    source: ImageSource,
+    folders: ClassFolders,
+    decoding: Decoding,
+    shape: tuple[int, int, int],
+    bad: BadImages,
+    in_memory: bool,
+) -> dict[str, Tensor]:
+    """Decode every image, as a check or into tensors that are returned; those that cannot be used are added to `bad`.
+
+    Without the images that are bad, the tensors are in the order of the names.
+    """
+    names = folders.names if in_memory else {}
+    tensors = {split: torch.empty((len(names[split]), *shape), dtype=torch.uint8) for split in names}
+    rows = {name: tensors[split].numpy()[i] for split in names for i, name in enumerate(names[split])}
+    for name, pixels in decode_all(source.read(folders.all_names), decoding, source.path, shape):
+        if isinstance(pixels, DataError):
+            bad.add(name, pixels)
+        elif in_memory:
+            rows[name][...] = pixels
+    if bad:
+        is_good = {split: torch.tensor([name not in bad.skipped for name in names[split]]) for split in names}
+        tensors = {split: images[is_good[split]] for split, images in tensors.items()}
+    return {f"{split}.images": images for split, images in tensors.items()}
 
 
 def _as_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> LoadedFolders:
     images = {name.removesuffix(".images"): value for name, value in tensors.items() if name.endswith(".images")}
-    pairs = {split: (inputs, tensors[f"{split}.targets"]) for split, inputs in images.items()}
-    return LoadedFolders(pairs, tuple(metadata["classes"]), tuple(metadata["shape"]))
+    return _loaded({split: (inputs, tensors[f"{split}.targets"]) for split, inputs in images.items()}, metadata)
 
 
 def _as_streams(
@@ -118,29 +223,26 @@ def _as_streams(
         split: StreamedImages(source.path, names, tensors[f"{split}.targets"], decoding)
         for split, names in metadata["names"].items()
     }
-    return LoadedFolders(streams, tuple(metadata["classes"]), tuple(metadata["shape"]))
+    return _loaded(streams, metadata)
 
 
-def _decode_checked(
-    source: ImageSource, folders: ClassFolders, decoding: Decoding, shape: tuple[int, ...]
-) -> Iterator[tuple[str, Pixels]]:
-    """Decode every image and check that all have the same shape, as batches need it."""
-    for name, pixels in decode_all(source.read(chain(*folders.names.values())), decoding, source.path):
-        if pixels.shape != shape:
-            expected, got = ("×".join(map(str, size)) for size in (shape, pixels.shape))
-            what = f"image sizes differ: expected {expected} like the first, got {got}"
-            raise DataError(what, f"{source.path}/{name}", "set data.size to resize all")
-        yield name, pixels
+def _loaded(splits: Mapping[str, Images], metadata: Mapping[str, Any]) -> LoadedFolders:
+    skipped = tuple(metadata["skipped"])
+    notes = (*_ignored_note(metadata["ignored"]), *_skipped_note(skipped, metadata["num_images"]))
+    return LoadedFolders(splits, tuple(metadata["classes"]), tuple(metadata["shape"]), notes, skipped)
 
 
-def _decode_into_tensors(
-    source: ImageSource, folders: ClassFolders, decoding: Decoding, shape: tuple[int, ...]
-) -> dict[str, Tensor]:
-    tensors = {split: torch.empty((len(names), *shape), dtype=torch.uint8) for split, names in folders.names.items()}
-    rows = {name: tensors[split].numpy()[i] for split, names in folders.names.items() for i, name in enumerate(names)}
-    for name, pixels in _decode_checked(source, folders, decoding, shape):
-        rows[name][...] = pixels
-    return {f"{split}.images": images for split, images in tensors.items()}
+def _ignored_note(ignored: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    if ignored:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in ignored.items())
+        yield "ignored files", f"{sum(ignored.values()):,}: {reasons}"
+
+
+def _skipped_note(skipped: Sequence[str], num_images: int) -> Iterator[tuple[str, str]]:
+    if skipped:
+        rest = ", … (ensemblekit cache --json lists all)" if len(skipped) > 3 else ""
+        names = ", ".join(skipped[:3])
+        yield "skipped images", f"{len(skipped):,} of {num_images:,} cannot be decoded: {names}{rest}"
 
 
 def _on_disk(source: ImageSource, names: Mapping[str, Sequence[str]], unpacked: Path) -> Folder:
@@ -150,15 +252,26 @@ def _on_disk(source: ImageSource, names: Mapping[str, Sequence[str]], unpacked: 
     """
     if isinstance(source, Folder):
         return source
-    if unpacked.exists():
-        return Folder(unpacked)
-    try:
-        with atomic_write(unpacked) as staged:
-            for name, data in source.read(chain(*names.values())):
-                file = staged / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(data)
-    except OSError as error:
-        fix = "set ENSEMBLEKIT_DATA to a folder with free space that you may write to"
-        raise DataError(f"cannot unpack {source.path}: {error.strerror}", str(unpacked), fix) from error
+    if not unpacked.exists():
+        try:
+            with atomic_write(unpacked) as staged:
+                staged.mkdir()
+                (staged / UNPACKED_NOTE).write_text(json.dumps({"source": str(source.path)}))
+                for name, content in source.read([name for split in names.values() for name in split]):
+                    _write(staged / name, content)
+        except OSError as error:
+            # Another process may have unpacked the same archive in the meantime: what it left is complete.
+            if not unpacked.is_dir():
+                fix = (
+                    "shorten long file names, or set ENSEMBLEKIT_DATA to a folder with free space that you may write to"
+                )
+                raise DataError(f"cannot unpack {source.path}: {error.strerror}", str(unpacked), fix) from error
+    mark_used(unpacked)
     return Folder(unpacked)
+
+
+def _write(file: Path, content: bytes | DataError) -> None:
+    if isinstance(content, DataError):
+        raise content
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)

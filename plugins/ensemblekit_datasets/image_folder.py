@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,22 +33,29 @@ class ImageFolder(ImageDataset):
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="share of each class held out for testing if there is no test folder"
     )
+    on_bad: Literal["error", "skip"] = Field(
+        "error", description="images that cannot be decoded: an error that lists all of them, or skip them"
+    )
 
     def places(self) -> Sequence[Path]:
-        return (self.path.expanduser(),)
+        return (Path(os.path.expanduser(self.path)),)
 
     def load(self, seed: int) -> Splits:
         from ensemblekit import Decoding
         from ensemblekit_datasets.folder_loading import load_folders
 
-        loaded = load_folders(self.path, Decoding(self.size, self.channels), self.storage, cache_directory())
+        loaded = load_folders(
+            self.path, Decoding(self.size, self.channels), self.storage, cache_directory(), self.on_bad
+        )
         splits = dict(loaded.splits)
         if "all" in splits:
             splits["train"], splits["test"] = self._hold_out_test(splits["all"], loaded.classes, seed)
         _, height, width = loaded.shape
         shape = (self.channels, self.crop_size or height, self.crop_size or width)
         info = DataInfo("classification", shape, len(loaded.classes))
-        return Splits(splits["train"], splits["test"], info, splits.get("validation"), loaded.classes)
+        return Splits(
+            splits["train"], splits["test"], info, splits.get("validation"), loaded.classes, notes=loaded.notes
+        )
 
     def _hold_out_test(self, images: Images, classes: Sequence[str], seed: int) -> tuple[Images, Images]:
         """Hold out `test_fraction` of every class, by the seed.

@@ -76,6 +76,7 @@ class Imagenette(DownloadedImages):
             classes=tuple(CLASSES[wordnet_id] for wordnet_id in loaded.classes),
             mean=(0.485, 0.456, 0.406),
             std=(0.229, 0.224, 0.225),
+            notes=loaded.notes,
         )
 
     def _obtain(self) -> Path:

@@ -2,43 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from ensemblekit import DataError, DataInfo, Dataset, Splits
+from ensemblekit import DataError, DataInfo, Dataset, Prepared, Splits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ensemblekit_datasets.columns import Columns, Kind
+    from ensemblekit_datasets.columns import Columns, Kind, NumberFormat
+    from ensemblekit_datasets.table_files import RawTable
+
+Name = Annotated[str, Field(min_length=1)]
+ANY_NUMBER = 2**31 - 1
 
 
 class Table(Dataset):
     """Your table in a CSV or NPZ file, for classification or regression.
 
     Numbers are standardised, and a missing number is replaced by the mean. Other columns are one-hot encoded, with a
-    category for missing values; a category that the training rows do not have is encoded as zeros. The preprocessing
-    is fitted on the training rows only, without validation and test rows. Targets keep their units.
-    In an NPZ file an array (N,) is a column, and an array `x` of shape (N, K) is the columns `x[0]`, `x[1]`, …
+    category for missing values; a category that the training rows do not have is encoded as zeros. The preparation is
+    fitted on the training rows only, without validation and test rows, and saved with the run: predictions for new
+    files need no training file. In an NPZ file an array (N,) is a column, and an array `x` of shape (N, K) is the
+    columns `x[0]`, `x[1]`, …
     """
 
     source = "your files"
 
     path: Path = Field(description="CSV file with a header, or NPZ file, of the training rows")
-    target: Annotated[str, Field(min_length=1)] | tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    target: Name | tuple[Name, ...] = Field(
         description="column to predict; a list of columns for regression of several values"
     )
-    task: Literal["classification", "regression"] = Field(
-        "classification", description="whether to predict a class or real values"
+    task: Literal["auto", "classification", "regression"] = Field(
+        "auto",
+        description="whether to predict a class or real values; auto: a class if the target is text or has few "
+        "different integers, real values if it has many different decimal fractions, else an error that asks",
     )
     test_path: Path | None = Field(None, description="file of the test rows, in the same format")
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="share of the rows held out for testing, by the seed, if there is no test_path"
     )
-    categorical: tuple[str, ...] = Field((), description="columns of numbers that are categories")
+    ignore: tuple[Name, ...] = Field((), description="columns that are not used")
+    columns: dict[Name, Literal["number", "category", "ignore"]] = Field(
+        {}, description="how to use single columns, by name; others are numbers if most of their values are"
+    )
+    categorical: tuple[str, ...] = Field((), description='columns of numbers that are categories; short for "columns"')
+    max_categories: int | None = Field(
+        None,
+        ge=1,
+        description="most categories of a column that is not in columns; default: 1000, 50 if they are a fifth of the "
+        "rows, 20 if nearly every row has its own, and no dates",
+    )
+    max_classes: int | None = Field(
+        None,
+        ge=2,
+        description="most classes; default: 100, and 20 if the target has decimal fractions or half as many classes "
+        "as rows",
+    )
+    standardise_targets: bool = Field(
+        True, description="standardise real targets for training; predictions are in the original units in any case"
+    )
     delimiter: str = Field(",", min_length=1, max_length=1, description="separator of the fields of a CSV file")
+    decimal: Literal[".", ","] = Field(".", description="decimal separator of numbers in a CSV file")
 
     @field_validator("task")
     @classmethod
@@ -47,51 +75,96 @@ class Table(Dataset):
             raise ValueError("needs exactly one target column: name one, or set task to regression")
         return task
 
+    @field_validator("ignore", "columns", "categorical")
+    @classmethod
+    def _not_the_target(cls, names: Any, info: ValidationInfo) -> Any:
+        both = [name for name in names if name in _names(info.data.get("target", ""))]
+        if both:
+            raise ValueError(f'names the target "{both[0]}": leave it out')
+        return names
+
+    @property
+    def known_task(self) -> Literal["classification", "regression"] | None:
+        if self.task != "auto":
+            return self.task
+        return "regression" if len(_names(self.target)) > 1 else None
+
+    def in_format(self, version: int) -> Self:
+        unlimited = {"standardise_targets": False, "max_classes": ANY_NUMBER, "max_categories": ANY_NUMBER}
+        return self if version > 1 else self.model_copy(update=unlimited)
+
     def load(self, seed: int) -> Splits:
-        import torch
-
-        from ensemblekit_datasets.columns import read_columns
+        from ensemblekit_datasets.columns import typed_columns
         from ensemblekit_datasets.encoding import Encoder
+        from ensemblekit_datasets.table_columns import check_categories, plan_rows, summaries
+        from ensemblekit_datasets.table_files import read_raw
+        from ensemblekit_datasets.table_preparation import TablePreparation
+        from ensemblekit_datasets.table_targets import target_tensor
 
-        columns = read_columns(self.path, self.delimiter, self._kinds())
-        features = self._features(columns)
-        classes = self._classes(columns)
-        targets = self._targets(columns, classes)
+        raw = read_raw(self.path, self.delimiter)
+        columns, classes = self._read(raw)
+        features = [name for name in columns.by_name if name not in _names(self.target)]
+        check_categories(columns, (name for name in features if name not in self._kinds()), self.max_categories)
+        targets = target_tensor(columns, _names(self.target), classes)
         rows, validation_rows, test_rows = self._split_rows(targets, seed)
-        test_columns, test_targets = columns, targets[test_rows]
-        if self.test_path is not None:
-            test_columns = read_columns(self.test_path, self.delimiter, columns.kinds)
-            test_rows = torch.arange(len(test_columns))
-            test_targets = self._targets(test_columns, classes)
         encoder = Encoder.fit(columns, rows, features)
+        test = (encoder(columns, test_rows), targets[test_rows])
+        if self.test_path is not None:
+            test_raw = read_raw(self.test_path, self.delimiter)
+            test_columns = typed_columns(test_raw, columns.kinds, self._number_format())
+            test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes))
+        described = summaries(raw.by_name, columns, encoder, _names(self.target), classes)
+        preparation = TablePreparation(encoder, _names(self.target), classes, self.delimiter, self._number_format())
         num_outputs = len(classes) if classes else len(_names(self.target))
         return Splits(
             train=(encoder(columns, rows), targets[rows]),
             validation=(encoder(columns, validation_rows), targets[validation_rows]) if len(validation_rows) else None,
-            test=(encoder(test_columns, test_rows), test_targets),
-            info=DataInfo(self.task, (encoder.num_features,), num_outputs),
+            test=test,
+            info=DataInfo("classification" if classes else "regression", (encoder.num_features,), num_outputs),
             classes=classes,
+            notes=plan_rows(described, encoder.num_features),
+            standardise_targets=self.standardise_targets and not classes,
+            preparation=preparation.to_json(described),
         )
 
+    def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
+        from ensemblekit_datasets.table_preparation import TablePreparation
+
+        return TablePreparation.from_json(preparation).prepare(path)
+
     def read_features(self, path: Path, seed: int) -> Tensor:
-        """Read the rows of a file with the same columns, by name, and encode them as fitted on the training rows."""
-        import torch
+        """Read the rows of a file with the same columns, by name, and encode them as fitted on the training rows.
 
-        from ensemblekit_datasets.columns import read_columns
+        Only for runs of version 0.1.0, which do not have their preparation.
+        """
+        from ensemblekit_datasets.columns import typed_columns
         from ensemblekit_datasets.encoding import Encoder
+        from ensemblekit_datasets.table_files import read_raw
+        from ensemblekit_datasets.table_targets import target_tensor
 
-        columns = read_columns(self.path, self.delimiter, self._kinds())
-        features = self._features(columns)
-        rows, _, _ = self._split_rows(self._targets(columns, self._classes(columns)), seed)
-        kinds = columns.kinds
-        new_rows = read_columns(path, self.delimiter, {name: kinds[name] for name in features})
-        return Encoder.fit(columns, rows, features)(new_rows, torch.arange(len(new_rows)))
+        columns, classes = self._read(read_raw(self.path, self.delimiter))
+        kinds = {name: kind for name, kind in columns.kinds.items() if name not in _names(self.target)}
+        rows, _, _ = self._split_rows(target_tensor(columns, _names(self.target), classes), seed)
+        new = typed_columns(read_raw(path, self.delimiter), kinds, self._number_format())
+        return Encoder.fit(columns, rows, kinds)(new)
 
-    def _features(self, columns: Columns) -> list[str]:
-        features = [name for name in columns.by_name if name not in _names(self.target)]
-        if not features:
-            raise DataError("expected columns besides the target, got none", str(columns.path), "add features")
-        return features
+    def _read(self, raw: RawTable) -> tuple[Columns, tuple[str, ...] | None]:
+        """Return the columns that are used, and the names of the classes, None for regression."""
+        from ensemblekit_datasets.columns import check_exist, typed_columns
+        from ensemblekit_datasets.table_targets import class_names, infer_task
+
+        ignored = {*self.ignore, *(name for name, use in self.columns.items() if use == "ignore")}
+        given = self._kinds()
+        check_exist(raw, [*_names(self.target), *given, *ignored])
+        if set(raw.by_name) <= {*_names(self.target), *ignored}:
+            raise DataError("expected columns besides the target, got none", str(raw.path), "add features")
+        task = self.known_task or infer_task(raw, _names(self.target)[0], self._number_format())
+        given |= dict.fromkeys(_names(self.target), "text" if task == "classification" else "number")
+        used = {name: given.get(name) for name in raw.by_name if name not in ignored}
+        columns = typed_columns(raw, used, self._number_format())
+        if task == "regression":
+            return columns, None
+        return columns, class_names(columns, _names(self.target)[0], self._number_format(), self.max_classes)
 
     def _split_rows(self, targets: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Split the rows into training, validation and, without a `test_path`, test rows."""
@@ -110,42 +183,15 @@ class Table(Dataset):
         return rows, validation_rows, test_rows
 
     def _kinds(self) -> dict[str, Kind]:
-        """Kinds of the columns that the parameters determine."""
-        kinds: dict[str, Kind] = dict.fromkeys(self.categorical, "text")
-        for name in _names(self.target):
-            kinds[name] = "text" if self.task == "classification" else "number"
-        return kinds
+        """Kinds of the features that the parameters determine."""
+        declared = {name: use for name, use in self.columns.items() if use != "ignore"}
+        kinds: dict[str, Kind] = {name: "number" if use == "number" else "text" for name, use in declared.items()}
+        return kinds | dict.fromkeys(self.categorical, "text")
 
-    def _classes(self, train: Columns) -> tuple[str, ...] | None:
-        """Names of the classes, sorted; as numbers if all are integers."""
-        if self.task == "regression":
-            return None
-        names = {str(name) for name in train.by_name[_names(self.target)[0]] if name is not None}
-        if len(names) < 2:
-            what = f"expected at least 2 classes, got {sorted(names)}"
-            raise DataError(
-                what, f'{train.path}, column "{_names(self.target)[0]}"', "set target to the column of classes"
-            )
-        integers = all(name.removeprefix("-").isdecimal() for name in names)
-        return tuple(sorted(names, key=int) if integers else sorted(names))
+    def _number_format(self) -> NumberFormat:
+        from ensemblekit_datasets.columns import NumberFormat
 
-    def _targets(self, columns: Columns, classes: tuple[str, ...] | None) -> Tensor:
-        """Class indices (N,) or real values (N, number of target columns)."""
-        import numpy as np
-        import torch
-
-        values = [columns.by_name[name] for name in _names(self.target)]
-        expected = f"one of {', '.join(classes)}" if classes else "a number"
-        for name, column in zip(_names(self.target), values, strict=True):
-            for row, value in enumerate(column):
-                missing = value is None or value != value
-                if missing or (classes and value not in classes):
-                    what = f"expected {expected:.200}, got {'nothing' if missing else value}"
-                    raise DataError(what, columns.where(row, name), "correct it, or remove the row")
-        if classes is None:
-            return torch.from_numpy(np.stack(values, axis=1)).float()
-        index = {name: number for number, name in enumerate(classes)}
-        return torch.tensor([index[value] for value in values[0]])
+        return NumberFormat(self.decimal)
 
 
 def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -47,7 +47,12 @@ class DiversityCooperation(Method):
         if spec.loss.takes in ("probabilities", "margins"):
             what = f'"{self.name}" needs logits as outputs, but with "{spec.loss.name}" they are {spec.loss.takes}'
             yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
+        if spec.data.info is None and spec.data.known_task == "regression":
+            yield self._only_for_classes()
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if info.task == "regression":
-            yield Problem("name", f'"{self.name}" is for classification only', 'use "ncl" for regression')
+            yield self._only_for_classes()
+
+    def _only_for_classes(self) -> Problem:
+        return Problem("name", f'"{self.name}" is for classification only', 'use "ncl" for regression')

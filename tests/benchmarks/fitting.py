@@ -71,7 +71,9 @@ class OurFit:
     def __call__(self) -> None:
         spec, hooks, members = self.workload.run_spec, self.objective.hooks.call, self.members
         num_members = spec.ensemble.members
-        weights = self.objective.hooks.sample_weights(len(self.data.train), num_members, spec.seed)
+        weights = self.objective.hooks.sample_weights(
+            len(self.data.train), num_members, spec.seed, self.data.train.targets
+        )
         step = 0
         for epoch in range(1, self.epochs + 1):
             if epoch > 1:

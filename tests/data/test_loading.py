@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from ensemblekit import Data, DataError, DataInfo, Dataset, ImageDataset, Splits, data_from_datasets, load_data
+from ensemblekit.data import sources
 
 IMAGES = torch.randint(256, (101, 3, 12, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(101) % 4
@@ -280,7 +282,8 @@ def test_samples_beyond_a_limit_are_not_read_if_the_targets_are_known() -> None:
     inputs = torch.randn(100, 5)
     train = MapStyle(inputs, [0, 1] * 50)
     load_data(features(train, limit_train=10, validation_fraction=0), 0)
-    assert train.reads == 11  # the first one twice, to see the shape
+    # the first one again to see the shape, and some again to see whether they stay the same
+    assert train.reads == 10 + 1 + sources.REREAD
 
 
 def test_everything_runs_on_the_meta_device() -> None:
@@ -289,6 +292,36 @@ def test_everything_runs_on_the_meta_device() -> None:
         assert tensor.is_meta
     for tensor in everything(load_data(Mapped(storage="stream"), 0).to("meta")):
         assert tensor.is_meta
+
+
+class Counted(MapStyle):
+    """Large samples that count how many of them are in memory at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(range(100), [0, 1] * 50)
+        self.alive = self.most_alive = 0
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.alive += 1
+        self.most_alive = max(self.most_alive, self.alive)
+        sample = torch.zeros(3, 400, 400, dtype=torch.uint8)
+        weakref.finalize(sample, self._release)
+        return sample, self.labels[index]
+
+    def _release(self) -> None:
+        self.alive -= 1
+
+
+def test_a_stream_needs_the_memory_of_a_batch_in_checks_and_in_training() -> None:
+    counted = Counted()
+    data = data_from_datasets(counted, counted, seed=0, storage="stream", normalise=True, validation_fraction=0)
+    assert counted.most_alive <= 2**24 // 480_000 + 2
+    counted.most_alive = 0
+    for _ in data.train.training_batches(4, 0, 0):
+        pass
+    for _ in data.test.batches(4):
+        pass
+    assert 4 <= counted.most_alive <= 5
 
 
 # Python data sets
@@ -314,7 +347,7 @@ def test_map_style_data_sets_of_every_kind_give_the_same_batches(kind: Callable[
 
 def test_numbers_are_inputs_and_targets_of_a_regression() -> None:
     numbers = MapStyle(np.linspace(0, 1, 10).tolist(), np.linspace(0, 2, 10).tolist(), with_targets=False)
-    data = data_from_datasets(numbers, numbers, seed=0, validation_fraction=0.2)
+    data = data_from_datasets(numbers, numbers, seed=0, validation_fraction=0.2, standardise_targets=False)
     assert data.info == DataInfo("regression", (1,), 1)
     batch = next(data.test.batches(10))
     torch.testing.assert_close(batch.targets, 2 * batch.inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.request import urlopen
@@ -13,11 +14,23 @@ from pydantic import Field, PrivateAttr
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from ensemblekit import DataError, DataInfo, Dataset, Extension, GrowingEnsemble, Loss, Splits, generator, hookimpl
+from ensemblekit import (
+    DataError,
+    DataInfo,
+    Dataset,
+    Extension,
+    GrowingEnsemble,
+    Loss,
+    Prepared,
+    Splits,
+    generator,
+    hookimpl,
+)
 
 OFFLINE = "offline, it loads or says where to put its files"
 VALID = "its samples and targets are valid"
 DECLARED = "its declared info matches the loaded data"
+PREPARES = "new files can be prepared"
 DISJOINT = "its splits do not overlap"
 REPRODUCIBLE = "loading is reproducible from the seed"
 LIMITS = "limit_train and limit_test are respected"
@@ -37,6 +50,23 @@ class GoodData(Dataset):
 
     def load(self, seed: int) -> Splits:
         return Splits(blobs(seed, 60), blobs(seed, 30), self.info, classes=("a", "b", "c"))
+
+
+class PreparesNothing(GoodData):
+    """Returns a preparation that it has no use for."""
+
+    def load(self, seed: int) -> Splits:
+        return replace(super().load(seed), preparation={"mean": 0.5})
+
+
+class PreparesFromTensors(GoodData):
+    """Returns a preparation that cannot be saved."""
+
+    def load(self, seed: int) -> Splits:
+        return replace(super().load(seed), preparation={"mean": torch.zeros(4)})
+
+    def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
+        return Prepared(torch.zeros(1, 4))
 
 
 class Downloads(GoodData):
@@ -343,6 +373,8 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (TooFewNames, {VALID}, ("a name for each of the 3 classes", "2 names: a, b")),
     (DeclaresOtherwise, {DECLARED}, ("(5,)", "(4,)", "DeclaresOtherwise.info")),
     (DeclaresOtherClasses, {VALID}, ("4 inputs and 3 classes", "`info` declares 4 inputs and 4 classes")),
+    (PreparesNothing, {PREPARES}, ("a prepare() for the preparation", "PreparesNothing.load")),
+    (PreparesFromTensors, {VALID}, ("a preparation that JSON cannot save", "not JSON serializable")),
     (TestsOnTraining, {DISJOINT}, ("no samples of train in test", "100% of its samples")),
     (TestsPartlyOnTraining, {DISJOINT}, ("no samples of train in test", "30% of its samples")),
     (NoSeed, {OFFLINE}, ("load(seed)", "load() ->", "add the argument", "NoSeed.load")),

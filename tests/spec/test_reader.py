@@ -142,7 +142,7 @@ CROSS_FIELD = [
     ({"method": "divloss", "training.loss": "nll"}, "training.loss", "needs logits"),
     ({"method": "diversity_cooperation", "training.loss": "exponential"}, "training.loss", "needs logits as outputs"),
     ({"method": "diversity_cooperation", "data.regression": True, "training.loss": "mse"}, "method.name", '"ncl"'),
-    ({"data.regression": True}, "training.loss", 'use loss = "mse"'),
+    ({"data.regression": True, "training.loss": "cross_entropy"}, "training.loss", 'use loss = "mse"'),
     ({"data.num_classes": 3, "training.loss": "exponential"}, "training.loss", "two classes"),
     ({"data.image": True}, "model.name", "flat inputs only"),
     ({"training.loss": "nll"}, "training.loss", "takes probabilities"),
@@ -206,6 +206,12 @@ def test_overrides_reach_into_tables_lists_and_names(registry):
     assert (spec.training.epochs, spec.methods[1].lam, spec.schedule.every) == (3, 0.1, 5)
     assert (spec.engine.name, spec.engine.device) == ("stacked", "auto")
     assert load_spec({**FULL, "method": "gncl"}, {"method.lambda": 0.1}, registry).methods[0].lam == 0.1
+
+
+def test_a_setting_of_a_default_needs_no_name(tables, registry):
+    spec = load_spec(tables, {"training.optimizer.lr": 0.5, "training.schedule.warmup_epochs": 2}, registry)
+    assert (spec.optimizer.name, spec.optimizer.lr) == ("adabelief", 0.5)
+    assert (spec.schedule.name, spec.schedule.warmup_epochs) == ("constant", 2.0)
 
 
 @pytest.mark.parametrize(

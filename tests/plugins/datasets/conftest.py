@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from helpers.image_files import encoded
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +61,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
             running.stall.set()
         running.shutdown()
         thread.join()
-
-
-def encoded(pixels: np.ndarray, file_format: str = "PNG", mode: str | None = None) -> bytes:
-    """The bytes of an image file of uint8 (H, W) or (H, W, C) pixels."""
-    image, buffer = Image.fromarray(pixels), io.BytesIO()
-    image = image.convert(mode) if mode else image
-    image.save(buffer, file_format, **({"lossless": True} if file_format == "WEBP" else {}))
-    return buffer.getvalue()
 
 
 @pytest.fixture

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import ensemblekit as ek
+from ensemblekit.api import run_spec
+from ensemblekit.testing import run_contract
+from ensemblekit.testing.toy_run import toy_registry
 
 N, M = 20_000, 3
 
@@ -72,3 +76,47 @@ def test_weights_of_several_methods_multiply():
 
 def test_methods_that_draw_no_weights_give_none():
     assert ek.draw_sample_weights("gncl", N, M) is None
+
+
+class RareClasses(ek.Method):
+    """Gives every class the same total weight."""
+
+    formula = "mean over i of N / (K N_y) sum_m l(f_m(x_i), y_i) / M"
+
+    @ek.hookimpl
+    def sample_weights(self, num_samples, num_members, targets):
+        counts = targets.bincount()
+        weights = num_samples / (len(counts) * counts[targets].float())
+        return weights[:, None].expand(num_samples, num_members)
+
+
+def test_a_method_may_weight_samples_by_their_targets():
+    targets = torch.tensor([0, 0, 0, 1])
+    weights = ek.draw_sample_weights(RareClasses(), 4, 2, targets=targets)
+    assert weights[:, 0].tolist() == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2])
+
+
+def test_a_run_passes_its_training_targets_to_the_weights(tmp_path, monkeypatch):
+    seen = []
+
+    class Looks(ek.Method):
+        """Remembers the targets that it is given."""
+
+        @ek.hookimpl
+        def sample_weights(self, targets):
+            seen.append(targets)
+
+    data = (torch.randn(20, 3), 1000 + torch.arange(20.0))
+    tables = {"data": {"name": "given", "validation_fraction": 0}, "model": {"name": "mlp", "hidden": [4]}}
+    spec = replace(ek.load_spec({**tables, "training": {"epochs": 1}}), methods=(Looks(),))
+    registry = toy_registry(Looks(), spec.data, spec.model)
+    run_spec(spec, registry, tmp_path / "run", data=ek.load_data(spec.data.of(data, data), 0))
+    (targets,) = seen
+    assert targets.device.type == "cpu"
+    torch.testing.assert_close(targets.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)  # as the networks learn them
+    torch.testing.assert_close(targets.std(correction=0), torch.tensor(1.0))
+
+
+def test_the_kit_gives_targets_to_methods_that_name_them():
+    for result in run_contract(RareClasses):
+        assert result.passed, result

@@ -1,0 +1,50 @@
+"""What a run decides about its spec: the loss by the task of the data, and paths that hold in any directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ensemblekit.core.errors import SpecError
+from ensemblekit.core.losses import MSE, CrossEntropy
+from ensemblekit.core.plugin import Section, Task
+from ensemblekit.spec.checks import spec_problems
+from ensemblekit.spec.entries import Group
+from ensemblekit.spec.sections import DEFAULT_LOSS, ENTRIES, REGRESSION_LOSS, Spec
+
+
+def with_loss_for(spec: Spec, task: Task) -> Spec:
+    """Return the spec with the default loss of a task, if it names none.
+
+    Raises:
+        SpecError: a plugin of the spec cannot be used with this loss.
+    """
+    name, loss_class = (REGRESSION_LOSS, MSE) if task == "regression" else (DEFAULT_LOSS, CrossEntropy)
+    if spec.loss is not spec.default_loss or spec.loss.name == name:
+        return spec
+    loss = loss_class().named(name)
+    resolved = replace(spec, loss=loss, default_loss=loss)
+    problems = spec_problems(resolved)
+    if problems:
+        raise SpecError(problems, f'the spec with the default loss for {task}, "{name}"')
+    return resolved
+
+
+def with_absolute_paths(spec: Spec) -> Spec:
+    """Return the spec with every relative path of its plugins resolved against the current directory."""
+    return replace(spec, **{name: _absolute(getattr(spec, name)) for name in ENTRIES})
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.absolute()
+    if isinstance(value, tuple):
+        return tuple(_absolute(item) for item in value)
+    if isinstance(value, Group):
+        return replace(value, model=_absolute(value.model))
+    if not isinstance(value, Section):
+        return value
+    fields = {name: (getattr(value, name), _absolute(getattr(value, name))) for name in type(value).model_fields}
+    changed = {name: new for name, (old, new) in fields.items() if new is not old and new != old}
+    return value.model_copy(update=changed) if changed else value

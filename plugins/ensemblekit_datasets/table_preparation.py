@@ -1,0 +1,69 @@
+"""The fitted preparation of a table: everything that a run needs to read a new file, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ensemblekit import DataError, Prepared
+from ensemblekit_datasets.columns import Kind, NumberFormat, check_exist, typed_columns
+from ensemblekit_datasets.encoding import Category, Encoder, feature_from_json
+from ensemblekit_datasets.table_columns import ColumnSummary
+from ensemblekit_datasets.table_files import read_raw
+from ensemblekit_datasets.table_targets import target_tensor
+
+OF_THE_RUN = " of the run's training table"
+
+
+@dataclass(frozen=True)
+class TablePreparation:
+    """How rows become inputs and targets."""
+
+    encoder: Encoder
+    targets: tuple[str, ...]
+    """Names of the target columns."""
+    classes: tuple[str, ...] | None
+    delimiter: str
+    number_format: NumberFormat
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The features by name, with their kinds."""
+        return {f.name: "text" if isinstance(f, Category) else "number" for f in self.encoder.features}
+
+    def prepare(self, path: Path) -> Prepared:
+        """Read and prepare a file; columns may be in any order, and other columns are left out."""
+        raw = read_raw(path, self.delimiter)
+        inputs = self.encoder(typed_columns(raw, self.kinds, self.number_format, OF_THE_RUN))
+        try:
+            check_exist(raw, self.targets, " to predict")
+            kinds: dict[str, Kind] = dict.fromkeys(self.targets, "text" if self.classes else "number")
+            columns = typed_columns(raw, kinds, self.number_format)
+            return Prepared(inputs, target_tensor(columns, self.targets, self.classes))
+        except DataError as error:
+            return Prepared(inputs, no_targets=error)
+
+    def to_json(self, described: list[ColumnSummary]) -> dict[str, Any]:
+        """Return plain values; `described` are the columns of the training file."""
+        fitted = {feature.name: feature.to_json() for feature in self.encoder.features}
+        columns = [
+            {"name": c.name, "role": c.role, "missing": c.missing, **fitted.get(c.name, {"kind": c.kind or None})}
+            for c in described
+        ]
+        return {
+            "columns": columns,
+            "targets": list(self.targets),
+            "classes": None if self.classes is None else list(self.classes),
+            "delimiter": self.delimiter,
+            "decimal": self.number_format.decimal,
+        }
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> TablePreparation:
+        """Make a preparation from the result of `to_json`."""
+        features = tuple(feature_from_json(column) for column in saved["columns"] if column["role"] == "feature")
+        classes = None if saved["classes"] is None else tuple(map(str, saved["classes"]))
+        number_format = NumberFormat(saved["decimal"])
+        return cls(Encoder(features), tuple(saved["targets"]), classes, saved["delimiter"], number_format)
