@@ -185,6 +185,7 @@ def regression_metrics(
         "worst_member_mse": member_mse.max(),
     }
 
+
 def brier_score(probabilities: Tensor, classes: Tensor) -> Tensor:
     """Return the mean squared distance between probabilities and one-hot targets, summed over classes (0 to 2)."""
     truth = torch.nn.functional.one_hot(classes, probabilities.shape[-1])

@@ -69,7 +69,7 @@ def test_classes_as_loss_of_a_table_of_real_values_are_refused_before_it_is_read
     )
     result = run("validate", str(file))
     assert result.exit_code == 2
-    assert "table is regression" in last_error(result)
+    assert 'the task of "table" is regression' in last_error(result)
     assert 'loss = "mse"' in last_error(result)
 
 
