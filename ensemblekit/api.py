@@ -15,21 +15,27 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
-from ensemblekit.core.errors import NumericError
+from ensemblekit.core.errors import NumericError, UsageError
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
-from ensemblekit.core.plugin import Dataset, Method, Model
+from ensemblekit.core.plugin import Dataset, Method, Model, Plugin
 from ensemblekit.core.registry import PluginInfo, Registry, discover
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Data, load_data
+from ensemblekit.data.python_data import split_parts
 from ensemblekit.display.progress import Progress, choose_progress
-from ensemblekit.inference import loading
+from ensemblekit.inference import evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.tables import data_of_file
 from ensemblekit.members.build import build_member
+from ensemblekit.members.python_model import ModelLike, NetworkLike, model_table, with_model
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run, read_run, read_spec
 from ensemblekit.spec import reader
@@ -40,20 +46,26 @@ from ensemblekit.training.trainer import Trainer
 
 MethodLike = Method | str | Mapping[str, Any]
 LossLike = Loss | str | Mapping[str, Any]
-ModelLike = Model | str | Mapping[str, Any]
+PluginLike = str | Path | type[Plugin]
+"""A local Python file, or a plugin class."""
 
 
 def load_spec(
     source: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
-    plugins: Iterable[str | Path] = (),
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    in_memory: bool = False,
 ) -> Spec:
     """Read and validate a spec.
 
     Args:
         source: path of a TOML file, or its content as a mapping.
         overrides: values by dotted path, such as ``{"training.epochs": 3}``.
-        plugins: local Python files whose plugin classes the spec may name.
+        plugins: plugin classes that the spec may name besides the installed ones, or local Python files with such
+            classes. Class `SoftMin` is named soft_min.
+        model: the model in place of the spec's, as for `train`.
+        in_memory: whether the data will be passed to `train`; the spec then needs no [data].
 
     Returns:
         The spec, with an instance of every plugin and every default filled in.
@@ -61,16 +73,17 @@ def load_spec(
     Raises:
         SpecError: the spec is invalid; the error lists every problem.
     """
-    return reader.load_spec(source, overrides, _registry(plugins))
+    return _spec(source, overrides, _registry(plugins, model), model, in_memory)
 
 
 def train(
     spec: Spec | str | Path | Mapping[str, Any],
     out: str | Path | None = None,
     progress: bool | Progress = True,
-    data: tuple[Any, Any] | None = None,
-    plugins: Iterable[str | Path] = (),
+    data: Any = None,
+    plugins: Iterable[PluginLike] = (),
     name: str = "run",
+    model: NetworkLike | None = None,
 ) -> Run:
     """Train an ensemble and keep everything about it in a run directory.
 
@@ -78,10 +91,16 @@ def train(
         spec: what to train: a `Spec`, or anything that `load_spec` takes.
         out: the run directory, which must be empty or not exist yet. Default: runs/NAME-NUMBER with a free number.
         progress: False for silence, or a display of your own: an object with ``@hookimpl`` methods and `close`.
-        data: training and test data in place of the spec's: map-style torch data sets, or pairs of tensors (inputs,
-            targets). Name the data set "given" if the spec has none.
-        plugins: local Python files whose plugin classes the spec may name.
+        data: data in place of the spec's, which then needs no [data]. A pair (X, y) of tensors, arrays, frames or
+            lists, or a map-style data set of pairs (input, target), of which the seed holds out 20 % for testing
+            (`data.test_fraction`); or (train, test) or (train, validation, test) of such pairs or data sets.
+        plugins: plugin classes that the spec may name besides the installed ones, or local Python files with such
+            classes. Class `SoftMin` is named soft_min.
         name: see `out`.
+        model: the model in place of the spec's, which then needs no [model]. A subclass of `nn.Module`, or a function
+            that builds a network; both get `input_shape` and `num_outputs` if they have parameters of these names. Or
+            a model plugin, its class, its name or its table. A run keeps only the name of a class or function: pass it
+            again to `load`, `resume`, `open_run` and `evaluate_run`.
 
     Returns:
         The finished run: its path, metrics, history and trained ensemble.
@@ -93,10 +112,8 @@ def train(
         NumericError: training diverged; the last checkpoint is kept.
         Interrupted: Ctrl-C or SIGTERM; continue with `resume`.
     """
-    registry = _registry(plugins)
-    if not isinstance(spec, Spec):
-        spec = reader.load_spec(spec, None, registry)
-    spec, loaded = _with_data(spec, data)
+    registry = _registry(plugins, model)
+    spec, loaded = _with_data(_spec(spec, None, registry, model, in_memory=data is not None), data)
     with _display(progress) as display:
         return run_spec(spec, registry, out, [display], loaded, name)
 
@@ -104,30 +121,33 @@ def train(
 def resume(
     path: str | Path,
     progress: bool | Progress = True,
-    data: tuple[Any, Any] | None = None,
-    plugins: Iterable[str | Path] = (),
+    data: Any = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; the result is bit-identical to that of an uninterrupted run.
 
     Args:
         path: the run directory. A run that has finished is returned unchanged.
         progress: as for `train`.
-        data: as for `train`, if the run was started with data from Python.
+        data: the same data as for `train`, if the run was started with data from Python.
         plugins: as for `train`.
+        model: the same model as for `train`, if the run was started with a model from Python.
 
     Raises:
         RunError: there is no run, its spec was changed, no checkpoint is usable, or it is in use.
     """
     with _display(progress) as display:
-        return resume_run(path, _registry(plugins), [display], data)
+        return resume_run(path, _registry(plugins, model), [display], data)
 
 
-def open_run(path: str | Path, plugins: Iterable[str | Path] = ()) -> Run:
+def open_run(path: str | Path, plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None) -> Run:
     """Open a run, finished or not, without locking or training it.
 
     Args:
         path: the run directory.
-        plugins: local Python files whose plugin classes the run uses.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
 
     Returns:
         Its spec, status, history, metrics, members, environment and checkpoints; `ensemble` loads the weights.
@@ -136,41 +156,62 @@ def open_run(path: str | Path, plugins: Iterable[str | Path] = ()) -> Run:
         RunError: there is no run, or its files are damaged.
         PluginError: a plugin of the run is not installed.
     """
-    return _read(RunDirectory.open(path), _registry(plugins))
+    return _read(RunDirectory.open(path), _registry(plugins, model))
 
 
-def load(path: str | Path, plugins: Iterable[str | Path] = ()) -> Ensemble:
+def load(
+    path: str | Path,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    device: str | torch.device = "cpu",
+) -> Ensemble:
     """Load the trained ensemble of a run, an `nn.Module` in evaluation mode; nothing is unpickled.
 
     Args:
         path: the directory of a finished run.
-        plugins: local Python files whose plugin classes the run uses.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+        device: where to put it: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best available.
 
     Raises:
         RunError: the run has not finished, or its files are damaged.
+        PluginError: a plugin of the run is not installed.
     """
-    return loading.load_ensemble(Path(path), _registry(plugins))
+    return loading.load_ensemble(Path(path), _registry(plugins, model), device)
 
 
 def evaluate_run(
-    path: str | Path, data: str | Path | Mapping[str, Any] | None = None, plugins: Iterable[str | Path] = ()
-) -> dict[str, float]:
+    path: str | Path,
+    data: Any = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    device: str | torch.device = "cpu",
+    per_class: bool = False,
+) -> dict[str, Any]:
     """Compute the metrics of a run's ensemble on its test data.
 
     Args:
         path: the directory of a finished run.
-        data: another data set with inputs and outputs of the same shape, by its name or its table; or, for a run on a
-            table, the path of a file with the same columns and the targets, which is prepared as the run's was.
-        plugins: local Python files whose plugin classes the run uses.
+        data: other data with inputs and outputs of the same shape: the name or the table of a data set, whose test
+            split is used; for a run on a table, the path of a file with the same columns and the targets, which is
+            prepared as the run's was; or Python data as for `train`, where a single pair (X, y) or data set is used
+            as a whole.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+        device: where to compute, as for `load`.
+        per_class: whether to add `classes`, a list with name, count, recall, precision and most frequent confusion of
+            each class, and `confusion`, the numbers of samples by true class (row) and predicted class (column).
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        DataError: the data cannot be read or does not fit.
+        NumericError: outputs of the ensemble are not finite.
     """
-    registry = _registry(plugins)
-    other: Data | Path | None = None
-    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
-        other = Path(data)
-    elif data is not None:
-        seed = read_spec(RunDirectory.open(path), registry).seed
-        other = load_data(build_plugin(Dataset, data, registry), seed)
-    return loading.evaluate_run(Path(path), other, registry)
+    registry = _registry(plugins, model)
+    ensemble = loading.load_ensemble(Path(path), registry, device)
+    return evaluation.evaluate_on(ensemble, _evaluation_data(ensemble, Path(path), data, registry), per_class)
 
 
 def objective(
@@ -301,9 +342,7 @@ def run_spec(
     return _read(directory, registry)
 
 
-def resume_run(
-    path: str | Path, registry: Registry, listeners: Iterable[object] = (), data: tuple[Any, Any] | None = None
-) -> Run:
+def resume_run(path: str | Path, registry: Registry, listeners: Iterable[object] = (), data: Any = None) -> Run:
     """Resume a run with the plugins of a registry; see `resume`."""
     directory = RunDirectory.open(path)
     with directory.lock():
@@ -314,6 +353,10 @@ def resume_run(
         spec, loaded = _with_data(read_spec(directory, registry), data)
         if directory.needs_training():
             Trainer(spec, directory, loaded, listeners).resume()
+        elif directory.damage:
+            directory.write_status("finished", notices=[*directory.notices, *directory.damage])
+            for text in directory.damage:
+                RunHooks([], listeners).call.notice(text=text)
     return _read(directory, registry)
 
 
@@ -330,19 +373,62 @@ def _display(progress: bool | Progress) -> Iterator[Progress]:
         display.close()
 
 
-def _with_data(spec: Spec, data: tuple[Any, Any] | None) -> tuple[Spec, Data | None]:
+def _spec(
+    source: Spec | str | Path | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    registry: Registry,
+    model: NetworkLike | None,
+    in_memory: bool,
+) -> Spec:
+    """Read a spec, with a model from Python in place of its own, if there is one."""
+    table = None if model is None else model_table(model, registry)
+    if not isinstance(source, Spec):
+        changes = {} if table is None else {"model": table}
+        default_names = {"data": InMemoryData().name} if in_memory else {}
+        return reader.load_spec(source, {**changes, **(overrides or {})}, registry, default_names=default_names)
+    if table is None:
+        return source
+    if source.groups:
+        raise UsageError("the groups of the spec have models of their own", "model", "leave out ensemble.groups")
+    return replace(source, model=build_plugin(Model, table, registry))
+
+
+def _with_data(spec: Spec, data: Any) -> tuple[Spec, Data | None]:
     """Replace the data set of a spec by data from Python, if there is any."""
     if data is None:
         return spec, None
-    dataset = spec.data if isinstance(spec.data, InMemoryData) else InMemoryData()
-    return replace(spec, data=dataset), load_data(dataset.of(*data), spec.seed)
+    dataset = InMemoryData.in_place_of(spec.data)
+    return replace(spec, data=dataset), load_data(dataset.of(*split_parts(data)), spec.seed)
+
+
+def _evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registry) -> Data:
+    """Load the data that the ensemble of a run is evaluated on."""
+    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
+        return data_of_file(ensemble, Path(data))
+    if data is not None and not isinstance(data, str | Mapping):
+        return evaluation.python_data(ensemble, split_parts(data)[-1])
+    dataset = ensemble.spec.data if data is None else build_plugin(Dataset, data, registry)
+    loaded = load_data(dataset, ensemble.spec.seed)
+    if data is None:
+        check_same_data(RunDirectory.open(path).environment.get("data"), loaded.fingerprint, dataset.name)
+    evaluation.check_form(ensemble, loaded)
+    return loaded
 
 
 def _read(directory: RunDirectory, registry: Registry) -> Run:
     return read_run(directory, registry, partial(loading.load_ensemble, directory.path, registry))
 
 
-def _registry(files: Iterable[str | Path] = ()) -> Registry:
+def _registry(plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None) -> Registry:
+    """Return the registry of the installed plugins, those of local files and those passed in Python."""
+    plugins = [plugins] if isinstance(plugins, str | Path | type) else list(plugins)
+    files = [plugin for plugin in plugins if isinstance(plugin, str | Path)]
+    classes = [plugin for plugin in plugins if not isinstance(plugin, str | Path)]
+    registry = _registry_of_files(files).with_classes(classes)
+    return registry if model is None else with_model(registry, model)
+
+
+def _registry_of_files(files: Iterable[str | Path]) -> Registry:
     """Return the registry of the installed plugins and those of local files; a file is executed once per version."""
     versions = tuple((str(file), Path(file).stat().st_mtime_ns if Path(file).exists() else 0) for file in files)
     return _discovered(tuple(sys.path), versions)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ensemblekit.cli.completion import complete_directory, complete_setting, complete_spec
+from ensemblekit.cli.completion import complete_device, complete_directory, complete_setting, complete_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.kinds import KINDS
 
@@ -28,6 +28,13 @@ set_option = click.option(
     metavar="KEY=VALUE",
     shell_complete=complete_setting,
     help="Override a value of the spec, for example: --set training.epochs=3. Repeatable.",
+)
+inference_device_option = click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    shell_complete=complete_device,
+    help="Device to compute on: cpu, cuda, cuda:1, mps or auto.",
 )
 kind_option = click.option("--kind", type=click.Choice(list(KINDS)), help="Kind of plugin, if the name is ambiguous.")
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress; print only the path of the run.")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import chain
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ensemblekit.cli.completion import complete_dataset, complete_device, complete_directory
 from ensemblekit.cli.options import (
+    inference_device_option,
     json_option,
     plugin_option,
     quiet_option,
     run_argument,
     set_option,
     spec_argument,
-    writing_to,
 )
-from ensemblekit.core.errors import UsageError
+from ensemblekit.core.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from ensemblekit.inference.writing import FileFormat
     from ensemblekit.runs.run import Run
 
 
@@ -71,8 +75,16 @@ def train(
     path = find_spec(spec_file)
     spec = api.load_spec(path, overrides, plugin_files)
     with closing(choose_progress(quiet or as_json)) as progress:
-        run = api.train(spec, out, progress=progress, plugins=plugin_files, name=path.stem)
+        run = api.train(spec, out, progress=progress, plugins=plugin_files, name=_run_name(path))
     _print_run(run, quiet, as_json)
+
+
+def _run_name(spec_file: Path) -> str:
+    """The name of a run of this spec: that of the file or, for the spec of another run, that of the other run."""
+    directory = spec_file.absolute().parent
+    if spec_file.name == "spec.toml" and (directory / "run.json").is_file():
+        return re.sub(r"-\d+$", "", directory.name) or spec_file.stem
+    return spec_file.stem
 
 
 @click.command()
@@ -112,28 +124,54 @@ def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
     help="Use other data with inputs and outputs of the same shape: the name of a data set, a TOML table { name = … }, "
     "or, for a run on a table, a file with the same columns.",
 )
+@inference_device_option
+@click.option("--per-class", is_flag=True, help="Add the classes and their confusion matrix to --json.")
 @plugin_option
 @json_option
-def evaluate(run_path: Path, data: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
+def evaluate(
+    run_path: Path, data: str | None, device: str, per_class: bool, plugin_files: Sequence[str], as_json: bool
+) -> None:
     """Show every metric of a run on its test data.
 
-    Accuracy or error, calibration, the members and their diversity.
+    Accuracy or error, calibration, the members and their diversity; for classes also recall, precision and what each
+    class is taken for. --json prints the metrics as one flat object; a metric without a value is null.
     """
     from ensemblekit import api
+    from ensemblekit.core.memory import keep_freed_memory
+    from ensemblekit.display.console import Printer
+
+    keep_freed_memory()
+    other = None if data is None else _parse_data(data)
+    metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
+    details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
+    if as_json:
+        flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
+        Printer().json({**flat, **(details if per_class else {})})
+        return
+    _print_evaluation(metrics, details)
+
+
+def _print_evaluation(metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
+    """Print the metrics, the decomposition of the loss, and a table of the classes."""
+    from ensemblekit.display.confusion import CLASS_COLUMNS, class_heading, class_rows, confusion_table
     from ensemblekit.display.console import Printer
     from ensemblekit.display.summary import decomposition_line, metric_rows
 
-    other = None if data is None else _parse_data(data)
-    metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files)
     printer = Printer()
-    if as_json:
-        printer.json(metrics)
-        return
     printer.table(("of", "metric", "value"), metric_rows(metrics))
-    line = decomposition_line(metrics)
-    if line:
+    if line := decomposition_line(metrics):
         printer.text()
         printer.text(line)
+    if not details:
+        return
+    printer.text()
+    printer.heading(class_heading(len(details["classes"])))
+    printer.table(CLASS_COLUMNS, class_rows(details["classes"]))
+    columns, rows = confusion_table(details["classes"], details["confusion"])
+    if rows:
+        printer.text()
+        printer.heading("samples by true class (row) and predicted class (column)")
+        printer.table(columns, rows)
 
 
 def _parse_data(text: str) -> Any:
@@ -149,46 +187,75 @@ def _parse_data(text: str) -> Any:
 
 @click.command()
 @run_argument
-@click.argument("files", metavar="FILES…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILES…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(["csv", "json"]),
+    type=click.Choice(["csv", "json", "parquet"]),
     help="Default: by the extension of --output, else csv.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
-    "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to this file. Default: standard output."
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write to this file, which appears or is replaced once it is complete. Default: standard output.",
 )
+@click.option("--probabilities", is_flag=True, help="Add the probability of every class: probability[NAME].")
+@click.option("--members", is_flag=True, help="Add what each member predicts: member_class[0] … or member_value[0] …")
+@inference_device_option
 @plugin_option
 def predict(
     run_path: Path,
-    files: Sequence[Path],
-    file_format: Literal["csv", "json"] | None,
+    files: Sequence[str],
+    file_format: FileFormat | None,
     as_json: bool,
     output: Path | None,
+    probabilities: bool,
+    members: bool,
+    device: str,
     plugin_files: Sequence[str],
 ) -> None:
     """Predict classes or values for new files, with uncertainty.
 
     FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. Otherwise they are CSV files with a
-    header: the columns of the training table, or the features in their order.
+    header: the columns of the training table, or the features in their order. A folder stands for all such files in
+    it and below it, a quoted pattern such as "new/*.png" for the files that match it, and - for standard input: one
+    image, or the rows of one CSV file.
 
     For classes: probability, share of members that agree, predictive entropy and mutual information (the part of the
     entropy that is due to disagreement). For values: standard deviation over the members.
+
+    Files that cannot be read are listed at the end, with exit code 3; the others are predicted.
     """
     from ensemblekit import api
-    from ensemblekit.display.console import Printer
-    from ensemblekit.inference.prediction import format_predictions, predict_files
+    from ensemblekit.core.memory import keep_freed_memory
+    from ensemblekit.inference.files import opened
+    from ensemblekit.inference.prediction import extensions, predictions
+    from ensemblekit.inference.writing import choose_format, writer_to
 
-    if file_format is None:
-        file_format = "json" if as_json or (output and output.suffix.lower() == ".json") else "csv"
-    text = format_predictions(predict_files(api.load(run_path, plugins=plugin_files), files), file_format)
-    if output is None:
-        Printer().document(text)
-        return
-    with writing_to(output):
-        output.write_text(text, encoding="utf-8")
+    keep_freed_memory()
+    chosen = choose_format("json" if as_json and file_format is None else file_format, output)
+    ensemble = api.load(run_path, plugins=plugin_files, device=device)
+    with opened(files, extensions(ensemble)) as (found, failures):
+        num_files = len(found) + len(failures)
+        batches = predictions(ensemble, found, failures, probabilities, members)
+        first = next(batches, None)
+        if first is not None:
+            with writer_to(output, chosen) as writer:
+                for batch in chain([first], batches):
+                    writer.write([prediction.to_dict() for prediction in batch])
+    if failures:
+        raise _failed(failures, num_files)
+
+
+def _failed(failures: Sequence[DataError], num_files: int) -> DataError:
+    """List files that could not be predicted; returns the error to end with."""
+    if len(failures) == 1:
+        return failures[0]
+    for failure in failures:
+        click.echo(f"  {failure.line}", err=True)
+    return DataError(f"{len(failures)} of {num_files} files could not be predicted", "", "each is listed above")
 
 
 COMMANDS = {"Train": (train, resume), "Look at results": (evaluate,), "Use a trained ensemble": (predict,)}

@@ -42,6 +42,7 @@ class EnsemblekitError(Exception):
         expected: what should have been there instead, if that can be said in a few words.
         path: file or directory that is to blame, if one is.
         details: everything that is wrong, one line each, if it is more than one thing; shown in front of the error.
+        python_fix: what to do about it in Python, if that differs from the command line.
     """
 
     exit_code = 1
@@ -57,10 +58,12 @@ class EnsemblekitError(Exception):
         expected: str | None = None,
         path: str | None = None,
         details: Sequence[str] = (),
+        python_fix: str = "",
     ) -> None:
         super().__init__(what, where, fix)
         self.details = tuple(details)
         self.what, self.where, self.fix = what, where, fix
+        self.python_fix = python_fix or fix
         self.plugin, self.hook, self.expected, self.path = plugin, hook, expected, path
 
     @property
@@ -87,8 +90,8 @@ class EnsemblekitError(Exception):
             lines.append(f"  at {self.where}")
         if self.expected:
             lines.append(f"  expected {self.expected}")
-        if self.fix:
-            lines.append(f"  hint: {self.fix}")
+        if self.python_fix:
+            lines.append(f"  hint: {self.python_fix}")
         return "\n".join(lines)
 
 

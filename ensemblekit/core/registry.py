@@ -44,7 +44,7 @@ class PluginInfo:
     target: str
     """Location of the class: `module:Class`."""
     package: str
-    """The distribution that provides it, or the path of a local file."""
+    """The distribution that provides it, the path of a local file, or the argument of a Python call: `model=MyNet`."""
     version: str
     rivals: tuple[str, ...] = ()
     """Other packages that register the same name, which makes the name ambiguous."""
@@ -77,9 +77,10 @@ class PluginInfo:
         return self.local_class or _load_class(self)
 
     def _how_to_choose(self) -> str:
-        files = [package for package in (self.package, *self.rivals) if package.endswith(".py")]
-        if files:
-            return f"give the class in {files[0]} another name"
+        packages = (self.package, *self.rivals)
+        local = [package for package in packages if package.endswith(".py") or _is_argument(package)]
+        if local:
+            return f"give the class in {local[0]} another name"
         return f"uninstall all but one, for example: pip uninstall {self.rivals[0]}"
 
     @property
@@ -127,14 +128,39 @@ class Registry:
         if name in self._by_name[kind]:
             return self._by_name[kind][name]
         listed = f"ensemblekit list {KINDS[kind].plural}"
+        what, python_fix = f'"{name}" is not a registered {kind}', ""
         if package is not None:
-            fix = f"add --plugin {package}" if package.endswith(".py") else f"pip install {package}"
+            what = f'{kind} "{name}" was passed in Python' if _is_argument(package) else what
+            fix, python_fix = _how_to_provide(package)
         elif not re.fullmatch(r"[\w-]+", name):
             fix = f"give a plugin's short name, not a path or an import: {listed}"
         else:
             near = did_you_mean(name, self._by_name[kind])
             fix = f"{near} {listed} shows the installed ones".strip()
-        raise PluginError(f'"{name}" is not a registered {kind}', fix=fix, plugin=name)
+        raise PluginError(what, fix=fix, plugin=name, python_fix=python_fix)
+
+    def with_classes(self, classes: Iterable[type[Plugin]]) -> Registry:
+        """Return a registry that also has plugin classes defined in Python, each named after its class."""
+        from ensemblekit.core.plugin import snake_case
+
+        added = [
+            class_info(cls, snake_case(cls.__name__), f"plugins=[{cls.__qualname__.rpartition('<locals>.')[2]}]")
+            for cls in dict.fromkeys(classes)
+        ]
+        return self.with_plugins(info for info in added if self.name_of(info.load()) is None)
+
+    def with_plugins(self, plugins: Iterable[PluginInfo]) -> Registry:
+        """Return a registry that also has these plugins."""
+        added = list(plugins)
+        return Registry([*self, *added]) if added else self
+
+    def name_of(self, plugin_class: type[Plugin]) -> str | None:
+        """Return the name under which a class is registered; None if it is not."""
+        target = f"{plugin_class.__module__}:{plugin_class.__qualname__}"
+        for name, info in self._by_name[plugin_class.kind].items():
+            if info.local_class is plugin_class or (info.local_class is None and info.target == target):
+                return name
+        return None
 
     def __iter__(self) -> Iterator[PluginInfo]:
         for plugins in self._by_name.values():
@@ -150,6 +176,36 @@ def discover(files: Iterable[str | Path] = ()) -> Registry:
     )
     local = [info for file in files for info in load_file(file)]
     return Registry([*(info for info in installed if not any(_same_source(info, own) for own in local)), *local])
+
+
+def class_info(plugin_class: type[Plugin], name: str, argument: str) -> PluginInfo:
+    """Return the registration of a plugin class that was passed as an argument of a Python call.
+
+    Raises:
+        PluginError: it is not a class of a known kind, or violates the contract of its kind.
+    """
+    kind = getattr(plugin_class, "kind", None)
+    if not isinstance(plugin_class, type) or kind not in KINDS:
+        what = f"{plugin_class!r:.80} is not a plugin class"
+        raise PluginError(what, argument, "derive it from ensemblekit.Method, Model, Dataset, Loss or Extension")
+    target = f"{plugin_class.__module__}:{plugin_class.__qualname__}"
+    checked = _checked(plugin_class, kind, name, target)
+    return PluginInfo(kind, name, target, argument, "", local_class=checked)
+
+
+def _is_argument(package: str) -> bool:
+    """Whether a plugin was passed as an argument of a Python call."""
+    return "=" in package and not package.endswith(".py")
+
+
+def _how_to_provide(package: str) -> tuple[str, str]:
+    """How to provide a plugin that a run needs, on the command line and in Python."""
+    if package.endswith(".py"):
+        return f"add --plugin {package}", f'pass the file: plugins=["{package}"]'
+    if _is_argument(package):
+        in_file = "put the class in a file and add --plugin FILE, or " if package.startswith("plugins=") else ""
+        return f"{in_file}use the run from Python: ensemblekit.load(RUN, {package})", f"pass it again: {package}"
+    return f"pip install {package}", f"pip install {package}"
 
 
 def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:

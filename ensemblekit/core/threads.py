@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -23,10 +25,17 @@ def num_cores() -> int:
 
 
 class ThreadPool:
-    """Threads that are started when they are first needed, and kept until `close`."""
+    """Threads that are started when they are first needed, and kept until `close`; a forked process starts its own."""
 
     def __init__(self) -> None:
+        self.forget()
+        _POOLS.add(self)
+
+    def forget(self) -> None:
+        """Forget all threads without stopping them: in a forked process they do not exist."""
         self.pools: dict[int, ThreadPoolExecutor] = {}
+        self.lock = Lock()
+        """For work that must not run several times at once; a thread that does not exist cannot hold it."""
 
     def map(self, work: Callable[[Item], Any], items: Sequence[Item]) -> list[Any]:
         """Do the work for every item, in parallel; a single item uses all cores."""
@@ -45,6 +54,18 @@ class ThreadPool:
         for pool in self.pools.values():
             pool.shutdown()
         self.pools.clear()
+
+
+_POOLS: WeakSet[ThreadPool] = WeakSet()
+
+
+def _forget_threads() -> None:
+    for pool in list(_POOLS):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def _use_threads(number: int) -> None:

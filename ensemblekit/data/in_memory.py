@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch
 from pydantic import Field, PrivateAttr
-from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
 
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.plugin import DataInfo, Splits
+from ensemblekit.core.plugin import DataInfo, Dataset, Splits
+from ensemblekit.core.seeds import generator
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, load_data
-from ensemblekit.data.sources import as_input, read_sample, read_targets
+from ensemblekit.data.python_data import FORMS, Samples, check_part, read_parts
+from ensemblekit.data.sources import as_input, check_finite_samples, check_targets, read_sample
+from ensemblekit.data.splitting import hold_out
+
+_SPLITS = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}
+"""The splits that one, two or three parts stand for; of a single part the test split is held out."""
 
 
 def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> Data:
     """Prepare Python data sets for training, as `load_data` does for data set plugins.
 
     Args:
-        train: Training samples: a map-style data set of pairs (input, target), or a pair of tensors (inputs, targets).
-            An input is a tensor, an array, an image or a number; a target is a class index or real values. A data
-            set's attributes `targets` and `classes` are used if it has them.
+        train: Training samples: a map-style data set of pairs (input, target), or a pair (inputs, targets) of tensors,
+            arrays, frames or lists. An input is a tensor, an array, an image or a number; a target is a class index
+            or real values. A data set's attributes `targets` and `classes` are used if it has them.
         test: Test samples, in either form.
         seed: Seed of the validation split and of `limit_train` and `limit_test`.
         **parameters: Parameters of image data sets, such as ``validation_fraction=0.2``. Each sample is read once and
@@ -38,66 +41,79 @@ def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> D
 
 
 class InMemoryData(ImageDataset):
-    """Data sets passed in Python with data=(train, test); task and shapes are inferred from the samples."""
+    """Data passed in Python with data=…; task and shapes are inferred from the samples."""
 
     source = "Python objects"
 
     standardise_targets: bool = Field(
         True, description="standardise real targets for training; predictions are in the original units in any case"
     )
+    test_fraction: float = Field(
+        0.2, gt=0, lt=1, description="share of the samples held out for testing, by the seed, if one data set is passed"
+    )
 
     _name: str | None = PrivateAttr("given")  # its name in specs, also if it was not made by the registry
-    _splits: Splits | None = PrivateAttr(None)
+    _samples: dict[str, Samples] | None = PrivateAttr(None)
+    _info: DataInfo | None = PrivateAttr(None)
 
-    def of(self, train: Any, test: Any) -> Self:
-        """Set the data: map-style data sets of pairs (input, target), or pairs of tensors (inputs, targets)."""
-        labels = [f'data set "{self.name}", {split}' for split in ("train", "test")]
-        (train, train_targets), (test, test_targets) = map(_with_targets, (train, test), labels)
-        first = train[0][0] if isinstance(train, tuple | list) else read_sample(train, 0, f"{labels[0]} sample 0")[0]
-        input_shape = tuple(as_input(first, self.size, f"{labels[0]} sample 0").shape)
-        classes = getattr(train, "classes", None)
-        if train_targets.is_floating_point():
-            info = DataInfo("regression", input_shape, train_targets[0].numel())
-        else:
-            largest = max(int(train_targets.max()), int(test_targets.max()))
-            info = DataInfo("classification", input_shape, len(classes) if classes else 1 + largest)
-        self._splits = Splits(
-            train,
-            test,
-            info,
-            classes=tuple(classes) if classes else None,
-            standardise_targets=self.standardise_targets and info.task == "regression",
-        )
+    @classmethod
+    def in_place_of(cls, dataset: Dataset) -> Self:
+        """Return in-memory data with the parameters of another data set, where they were set and both have them."""
+        if isinstance(dataset, cls):
+            return dataset.model_copy()
+        shared = dataset.model_fields_set & set(cls.model_fields)
+        return cls(**{name: getattr(dataset, name) for name in shared})
+
+    def of(self, *parts: Any) -> Self:
+        """Set the data: all of it, (train, test) or (train, validation, test), each a pair (X, y) or a data set."""
+        splits = _SPLITS[len(parts)]
+        labels = [f'data set "{self.name}", {split}' for split in splits]
+        for part in parts:
+            check_part(part)
+        self._samples = dict(zip(splits, read_parts(parts, labels), strict=True))
+        self._info = self._infer(labels[0])
         return self
+
+    def _infer(self, label: str) -> DataInfo:
+        """Infer task and shapes from the samples."""
+        assert self._samples is not None
+        train = self._samples["train"]
+        source = train.source
+        first = source[0][0] if isinstance(source, tuple) else read_sample(source, 0, f"{label} sample 0")[0]
+        input_shape = tuple(as_input(first, self.size, f"{label} sample 0").shape)
+        if train.targets.is_floating_point():
+            return DataInfo("regression", input_shape, train.targets[0].numel())
+        largest = max(int(samples.targets.max()) for samples in self._samples.values())
+        return DataInfo("classification", input_shape, len(train.classes) if train.classes else 1 + largest)
+
+    def load(self, seed: int) -> Splits:
+        if self._samples is None or self._info is None:
+            what, where = "this spec uses data passed in Python", f'data set "{self.name}"'
+            fix = "use it from Python with data=…, or name a data set of its own"
+            raise DataError(what, where, fix, python_fix=f"pass it with data=…: {FORMS}")
+        samples = dict(self._samples)
+        if "test" not in samples:
+            samples |= self._held_out(samples["train"], seed)
+        validation = samples.get("validation")
+        return Splits(
+            samples["train"].source,
+            samples["test"].source,
+            self._info,
+            validation=None if validation is None else validation.source,
+            classes=samples["train"].classes,
+            standardise_targets=self.standardise_targets and self._info.task == "regression",
+        )
 
     def in_format(self, version: int) -> Self:
         return self if version > 1 else self.model_copy(update={"standardise_targets": False})
 
-    def load(self, seed: int) -> Splits:
-        if self._splits is None:
-            raise DataError(
-                "this spec uses data passed in Python", f'data set "{self.name}"', "call with data=(train, test)"
-            )
-        return self._splits
-
-
-class _DatasetWithTargets(TorchDataset[Any]):
-    """A map-style data set with its targets, so that they are read only once."""
-
-    def __init__(self, dataset: Any, targets: Tensor) -> None:
-        self.dataset, self.targets = dataset, targets
-        self.classes = getattr(dataset, "classes", None)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
-
-def _with_targets(samples: Any, label: str) -> tuple[Any, Tensor]:
-    is_pair = isinstance(samples, tuple | list)
-    targets = torch.as_tensor(samples[1]) if is_pair else read_targets(samples, label)
-    if len(targets) == 0:
-        raise DataError("no samples", label, "provide at least one sample")
-    return (samples if is_pair else _DatasetWithTargets(samples, targets)), targets
+    def _held_out(self, samples: Samples, seed: int) -> dict[str, Samples]:
+        """Split samples into training and test samples."""
+        assert self._info is not None
+        # checked here, where samples still have the numbers that their owner knows
+        label = f'data set "{self.name}"'
+        if isinstance(samples.source, tuple):
+            check_finite_samples(samples.source[0], label)
+        targets = check_targets(samples.targets, self._info, label)
+        kept, held_out = hold_out(targets, self.test_fraction, generator(seed, "given", "test"))
+        return {"train": samples.select(kept), "test": samples.select(held_out)}

@@ -185,6 +185,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     splits = dataset.load(seed)
     _check_splits(splits, dataset)
     sources = _make_sources(splits, dataset, seed)
+    classes = splits.classes or _names_of_signs(sources)
     example = sources["train"].example()
     in_memory = _use_memory(sources, example, dataset)
     sources = {name: source.checked(example, in_memory) for name, source in sources.items()}
@@ -204,7 +205,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     }
     return Data(
         info=replace(splits.info, input_shape=shape),
-        classes=splits.classes,
+        classes=classes,
         train=parts["train"],
         validation=parts.get("validation"),
         test=parts["test"],
@@ -261,6 +262,17 @@ def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Sour
         if count is not None and count < len(source):
             sources[name] = source.select(limit(source.targets, count, generator(seed, "limit", name)))
     return sources
+
+
+def _names_of_signs(sources: Mapping[str, Source]) -> tuple[str, str] | None:
+    """Name the classes -1 and +1; None if targets are class indices. A `DataError` if splits differ in this."""
+    if not any(source.signed for source in sources.values()):
+        return None
+    for source in sources.values():
+        if not source.signed and bool((source.targets == 0).any()):
+            what = "targets are class indices here, but -1 and +1 in another split"
+            raise DataError(what, source.label, "write the classes as -1 and +1, or as 0 and 1, in all splits")
+    return "-1", "+1"
 
 
 def _use_memory(sources: Mapping[str, Source], example: Tensor, dataset: Dataset) -> bool:

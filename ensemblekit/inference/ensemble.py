@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ensemblekit.core.losses import Loss
@@ -18,17 +18,29 @@ from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.inference.inputs import as_inputs
+from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.folding import FoldedMember
 from ensemblekit.members.stochastic import outputs_of_passes
 from ensemblekit.spec.sections import Spec
 
+_REBUILT = ("_objective", "_pool", "_folded")
+"""Attributes that belong to a process; a copy gets its own."""
+
 
 class Ensemble(nn.Module):
-    """Members and how to combine them. Inputs are batches as the data set gives them: float32 (B, *input_shape).
+    """Members and how to combine them.
 
-    On a CPU, in evaluation mode and without gradients, predictions use copies of the members that are folded for
-    inference, each on a core of its own. Changes of the members' weights are noticed (by the tensors' version
-    counters, which only writing to ``parameter.data`` bypasses), and new copies are made.
+    Inputs are batches (B, *input_shape) as the data set gives them: tensors, arrays, frames or lists of numbers, which
+    are converted to the members' dtype and device. Images of type uint8 are scaled, cropped and normalised as in
+    training; floating-point inputs are used as they are.
+
+    In evaluation mode outputs have no gradients, unless the inputs require gradients or `enable_grad` is true. On a
+    CPU such predictions use copies of the members that are folded for inference, each on a core of its own. Changes of
+    the members' weights are noticed (by the tensors' version counters, which only writing to ``parameter.data``
+    bypasses), and new copies are made.
+
+    Like any module it can be moved with ``to``, copied and pickled.
 
     Args:
         members: the networks.
@@ -58,48 +70,71 @@ class Ensemble(nn.Module):
         self.target_scaling, self.preparation = target_scaling, preparation
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)
-        self._objective = Objective(spec.methods, spec.loss)
-        self._passes = self._objective.hooks.passes(spec.ensemble.members)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make what a copy does not share."""
+        self._objective = Objective(self.spec.methods, self.spec.loss)
+        self._passes = self._objective.hooks.passes(self.spec.ensemble.members)
         self._pool = ThreadPool()
-        self._pass_lock = Lock()
-        """Held in stochastic passes: layers remember the number of the pass."""
         self._folded: _FoldedMembers | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in _REBUILT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._rebuild()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
+        self._folded = None  # its memory is not needed where the members go
+        moved: Ensemble = super()._apply(fn, recurse)
+        return moved
 
     @property
     def loss(self) -> Loss:
         """The loss that it was trained with, which also defines what its outputs mean."""
         return self.spec.loss
 
-    def member_outputs(self, inputs: Tensor) -> Tensor:
-        """Compute the members' raw outputs (M, B, C); (S · M, B, C) of S stochastic passes, the first pass first."""
-        return self._restored(self.learned_outputs(inputs))
+    @property
+    def device(self) -> torch.device:
+        """The device of its members."""
+        tensors = (*self.members.parameters(), *self.members.buffers())
+        return tensors[0].device if tensors else torch.device("cpu")
 
-    def learned_outputs(self, inputs: Tensor) -> Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of its members."""
+        tensors = (*self.members.parameters(), *self.members.buffers())
+        return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+
+    def member_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+        """Compute the members' raw outputs (M, B, C); (S · M, B, C) of S stochastic passes, the first pass first.
+
+        Outputs of regression are in the original units of the targets, in float64 if those were standardised.
+
+        Args:
+            inputs: a batch (B, *input_shape).
+            enable_grad: whether the outputs can be differentiated in evaluation mode too, if torch's gradients are
+                enabled. In training mode, and if the inputs require gradients, they always can.
+
+        Raises:
+            DataError: the inputs have another shape, or are not numbers.
+        """
+        return self._restored(self.learned_outputs(inputs, enable_grad))
+
+    def learned_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the members' raw outputs as they learnt them: standardised if the targets were."""
+        inputs = as_inputs(inputs, self.info.input_shape, self.transform, self.device, self.dtype)
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
+        with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
-        with nullcontext() if passes is None else self._pass_lock:
-            if inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
+        with torch.set_grad_enabled(with_grad), nullcontext() if passes is None else self._pool.lock:
+            if inputs.device.type == "cpu" and in_evaluation and not with_grad:
                 outputs = self._pool.map(lambda member: member(inputs, passes), self._folded_members())
             else:
                 outputs = [outputs_of_passes(member, inputs, passes) for member in self.members]
-        return torch.stack(outputs, dim=1).flatten(0, 1)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
-        members = deepcopy(self.members, memo)
-        fitted = deepcopy(self.fitted, memo)
-        twin = Ensemble(
-            list(members),
-            self.spec,
-            self.info,
-            self.classes,
-            self.transform,
-            fitted,
-            self.target_scaling,
-            self.preparation,
-        )
-        twin.training = twin.members.training = self.training
-        return twin
+            return torch.stack(outputs, dim=1).flatten(0, 1)
 
     def _folded_members(self) -> list[FoldedMember]:
         tensors = [*self.members.parameters(), *self.members.buffers()]
@@ -112,16 +147,15 @@ class Ensemble(nn.Module):
             self._folded = _FoldedMembers(state, [tensor.detach() for tensor in tensors], folded)
         return self._folded.members
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the ensemble's raw output (B, C)."""
-        return self._restored(self.combine_learned(self.learned_outputs(inputs)))
+    def forward(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+        """Compute the ensemble's raw output (B, C); arguments as for `member_outputs`."""
+        return self._restored(self.combine_learned(self.learned_outputs(inputs, enable_grad)))
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `member_outputs` returns them, to the ensemble's output (B, C)."""
         if self.target_scaling is None:
             return self.combine_learned(outputs)
-        dtype = next((parameter.dtype for parameter in self.members.parameters()), outputs.dtype)
-        return self._restored(self.combine_learned(self.target_scaling.standardise(outputs).to(dtype)))
+        return self._restored(self.combine_learned(self.target_scaling.standardise(outputs).to(self.dtype)))
 
     def combine_learned(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `learned_outputs` returns them."""
@@ -132,9 +166,32 @@ class Ensemble(nn.Module):
         """Convert outputs to the original units of the targets."""
         return outputs if self.target_scaling is None else self.target_scaling.restore(outputs)
 
-    def predict_proba(self, inputs: Tensor) -> Tensor:
-        """Compute the class probabilities (B, K)."""
-        return self.loss.probabilities(self(inputs))
+    def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+        """Compute the class probabilities (B, K); arguments as for `member_outputs`."""
+        return self.loss.probabilities(self(inputs, enable_grad))
+
+    def predict(self, inputs: Any) -> Tensor | NDArray[np.str_]:
+        """Predict classes or values.
+
+        Args:
+            inputs: a batch (B, *input_shape).
+
+        Returns:
+            For classification an array (B,) of class names, or a tensor (B,) of class indices if the classes have no
+            names; for regression a tensor (B, C) of values.
+
+        Raises:
+            DataError: the inputs have another shape, or are not numbers.
+            NumericError: an output is not finite.
+        """
+        with torch.no_grad():
+            outputs = self.member_outputs(inputs)
+            check_finite(outputs, lambda index: f"input {index}")
+            combined = self.combine(outputs)
+            if self.info.task == "regression":
+                return combined
+            indices = self.loss.probabilities(combined).argmax(dim=-1)
+        return indices if self.classes is None else np.array(self.classes)[indices.cpu().numpy()]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Loads the ensemble that a run has trained, and evaluates it on data."""
+"""Loads the ensemble that a run has trained."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from pathlib import Path
 import torch
 
 from ensemblekit.core.errors import UsageError
-from ensemblekit.core.metrics import evaluate, flat_metrics
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import Registry
-from ensemblekit.data.fingerprint import check_same_data
-from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
-from ensemblekit.inference.tables import data_of_file
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.run import read_spec
+from ensemblekit.training.environment import choose_device
 
 
-def load_ensemble(path: Path, registry: Registry) -> Ensemble:
-    """Load the trained ensemble of a run, in evaluation mode; nothing is unpickled."""
+def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "cpu") -> Ensemble:
+    """Load the trained ensemble of a run to a device, in evaluation mode; nothing is unpickled."""
+    target = inference_device(device)
     directory = RunDirectory.open(path)
     spec = read_spec(directory, registry)
     tensors, metadata = directory.read_model()
@@ -44,34 +42,16 @@ def load_ensemble(path: Path, registry: Registry) -> Ensemble:
         load_weights(network, model, tensors, f"members.{index}.")
         networks.append(network)
     combiner = tensors.get("combiner")
-    return Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation).eval()
+    ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation)
+    return ensemble.eval().to(target)
 
 
-def evaluate_run(path: Path, data: Data | Path | None, registry: Registry) -> dict[str, float]:
-    """Compute the metrics of a run's ensemble on the test split of its own data, or on other data of the same form.
-
-    Args:
-        path: the run directory.
-        data: other data, or a file that is prepared as the run's training table was.
-        registry: the installed plugins.
-    """
-    ensemble = load_ensemble(path, registry)
-    if isinstance(data, Path):
-        data = data_of_file(ensemble, data)
-    elif data is None:
-        data = load_data(ensemble.spec.data, ensemble.spec.seed)
-        recorded = RunDirectory.open(path).environment.get("data")
-        check_same_data(recorded, data.fingerprint, ensemble.spec.data.name)
-    if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
-        what = f"the data has {data.info.form}, but the run was trained on {ensemble.info.form}"
-        raise UsageError(what, str(path), "give data with inputs and outputs of the same shape")
-    with torch.no_grad():
-        batches = data.test.batches(ensemble.spec.training.batch_size)
-        outputs = torch.cat([ensemble.learned_outputs(batch.inputs) for batch in batches], dim=1)
-        combined = ensemble.combine_learned(outputs)
-    scaling, targets = ensemble.target_scaling, data.test.targets
-    if data.target_scaling != scaling:  # other data: in the units that the members learnt
-        targets = targets if data.target_scaling is None else data.target_scaling.restore(targets)
-        targets = (targets if scaling is None else scaling.standardise(targets)).to(outputs.dtype)
-    restore = None if scaling is None else scaling.restore
-    return flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))
+def inference_device(device: str | torch.device) -> torch.device:
+    """Return the device of a name; "auto" is the best available. A `UsageError` if it is unknown or not available."""
+    try:
+        return choose_device(str(device))
+    except UsageError as error:
+        raise UsageError(error.what, "device", error.fix) from error
+    except RuntimeError as error:  # of torch, for a name that it does not know
+        fix = "use auto, cpu, cuda, cuda:1 or mps"
+        raise UsageError(f'"{device}" is not a device', "device", fix) from error

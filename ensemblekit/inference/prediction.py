@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.metrics import uncertainty
 from ensemblekit.data.decoding import Decoding
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.inference.answers import Answer, answers
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.files import IMAGE_EXTENSIONS, TABLE_EXTENSIONS, InputFile
+from ensemblekit.inference.outputs import check_finite
 from ensemblekit.inference.tables import prepare_file
+from ensemblekit.inference.writing import format_records
 
 BATCH_SIZE = 256
 
@@ -31,7 +34,7 @@ class Prediction:
     file: str
     row: int | None
     """The row of a table, counted from 1 below the header; None for an image."""
-    answer: dict[str, str | int | float]
+    answer: Answer
     """Class, probability, agreement, entropy and mutual_information; or value and standard_deviation."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,62 +43,103 @@ class Prediction:
         return {**location, **self.answer}
 
 
-def predict_files(ensemble: Ensemble, files: Sequence[str | Path]) -> list[Prediction]:
+def predict_files(
+    ensemble: Ensemble, files: Sequence[str | Path], probabilities: bool = False, members: bool = False
+) -> list[Prediction]:
     """Predict image files, or the rows of CSV files if the run was not trained on images.
 
     Args:
         ensemble: the trained ensemble of a run.
         files: images, which are resized, cropped and normalised like the run's test data; or CSV files, whose rows the
             run's data set prepares. If it has nothing to prepare, the columns are the features in their order.
+        probabilities: whether to add the probability of every class.
+        members: whether to add what each member predicts.
 
     Raises:
         DataError: a file cannot be read or does not fit the run.
+        NumericError: an output is not finite.
     """
-    paths = [Path(file) for file in files]
-    reader = _read_tables(paths, ensemble) if ensemble.transform is None else _read_images(paths, ensemble.transform)
+    failures: list[DataError] = []
+    predicted: list[Prediction] = []
+    for batch in predictions(ensemble, [InputFile.of(file) for file in files], failures, probabilities, members):
+        predicted += batch
+        if failures:
+            break
+    if failures:
+        raise failures[0]
+    return predicted
+
+
+def predictions(
+    ensemble: Ensemble,
+    files: Sequence[InputFile],
+    failures: list[DataError],
+    probabilities: bool = False,
+    members: bool = False,
+) -> Iterator[list[Prediction]]:
+    """Yield the predictions for files, a batch at a time; files that cannot be read are added to `failures`.
+
+    Raises:
+        NumericError: an output is not finite.
+    """
+    transform = ensemble.transform
+    reader = _read_tables if transform is None else partial(_read_images, transform=transform)
     ensemble.eval()
-    device = next(ensemble.parameters()).device
-    predictions: list[Prediction] = []
-    with torch.inference_mode():
-        for locations, inputs in reader:
-            outputs = ensemble.member_outputs(inputs.to(device)).cpu()
-            outputs = outputs if ensemble.target_scaling is not None else outputs.float()
-            combined = ensemble.combine(outputs)
-            answers = _classes(ensemble, outputs, combined) if _is_classifier(ensemble) else _values(outputs, combined)
-            predictions += [
-                Prediction(file, row, answer) for (file, row), answer in zip(locations, answers, strict=True)
-            ]
-    return predictions
+    for locations, inputs in reader(files, ensemble=ensemble, failures=failures):
+        with torch.inference_mode():
+            outputs = ensemble.member_outputs(inputs).cpu()
+            outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+            check_finite(outputs, partial(_place, locations))
+            answered = list(answers(ensemble, outputs, probabilities, members))
+        yield [Prediction(file, row, answer) for (file, row), answer in zip(locations, answered, strict=True)]
+
+
+def extensions(ensemble: Ensemble) -> tuple[str, ...]:
+    """Return the extensions of the files that an ensemble can predict."""
+    return TABLE_EXTENSIONS if ensemble.transform is None else IMAGE_EXTENSIONS
 
 
 def format_predictions(predictions: Sequence[Prediction], file_format: Literal["csv", "json"]) -> str:
     """Format predictions as a CSV table with a header, or as a JSON list of objects."""
-    records = [prediction.to_dict() for prediction in predictions]
-    if file_format == "json":
-        return json.dumps(records, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    text = io.StringIO()
-    if records:
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-    return text.getvalue()
+    return format_records([prediction.to_dict() for prediction in predictions], file_format)
 
 
-Batches = Iterator[tuple[list[tuple[str, int | None]], Tensor]]
+Location = tuple[str, int | None]
+"""The name of a file, and the row of a table."""
+Batches = Iterator[tuple[list[Location], Tensor]]
 
 
-def _read_images(paths: Sequence[Path], transform: ImageTransform) -> Batches:
+def _place(locations: Sequence[Location], index: int) -> str:
+    file, row = locations[index]
+    return file if row is None else f"{file}, row {row}"
+
+
+def _attempt(read: Callable[[Path], Tensor], file: InputFile, failures: list[DataError]) -> Tensor | None:
+    """Read a file; if that fails, the error is added to the failures."""
+    try:
+        return read(file.path)
+    except DataError as error:
+        failures.append(file.renamed(error))
+        return None
+
+
+def _read_images(
+    files: Sequence[InputFile], ensemble: Ensemble, failures: list[DataError], transform: ImageTransform
+) -> Batches:
     """Batches of images (B, *output_shape) as the network sees them, with their places."""
     channels, height, width = transform.stored_shape
     if channels not in (1, 3):
         what = f"the run's images have {channels} channels, image files only 1 or 3"
-        raise DataError(what, str(paths[0]), "call the ensemble from Python: ensemblekit.load")
+        raise DataError(what, files[0].name, "call the ensemble from Python: ensemblekit.load")
     decoding = Decoding(height if height == width else None, cast("Literal[1, 3]", channels))
+    decode = partial(_decoded, decoding=decoding, size=(height, width))
     cpu_transform = transform.to("cpu")
-    for start in range(0, len(paths), BATCH_SIZE):
-        batch = paths[start : start + BATCH_SIZE]
-        images = [_decoded(path, decoding, (height, width)) for path in batch]
-        yield [(str(path), None) for path in batch], cpu_transform.plain(torch.stack(images))
+    for start in range(0, len(files), BATCH_SIZE):
+        read = [(file, _attempt(decode, file, failures)) for file in files[start : start + BATCH_SIZE]]
+        images = [image for _, image in read if image is not None]
+        if images:
+            locations: list[Location] = [(file.name, None) for file, image in read if image is not None]
+            yield locations, cpu_transform.plain(torch.stack(images))
 
 
 def _decoded(path: Path, decoding: Decoding, size: tuple[int, int]) -> Tensor:
@@ -107,15 +151,23 @@ def _decoded(path: Path, decoding: Decoding, size: tuple[int, int]) -> Tensor:
     return image
 
 
-def _read_tables(paths: Sequence[Path], ensemble: Ensemble) -> Batches:
+def _read_tables(files: Sequence[InputFile], ensemble: Ensemble, failures: list[DataError]) -> Batches:
     """Batches of rows (B, *input_shape) of CSV files, with their places."""
-    shape = ensemble.info.input_shape
-    for path in paths:
-        prepared = prepare_file(ensemble, path)
-        rows = _numbers(path, math.prod(shape)).view(-1, *shape) if prepared is None else prepared.inputs
-        for start in range(0, len(rows), BATCH_SIZE):
+    for file in files:
+        rows = _attempt(partial(_table_rows, ensemble=ensemble), file, failures)
+        for start in range(0, 0 if rows is None else len(rows), BATCH_SIZE):
+            assert rows is not None
             batch = rows[start : start + BATCH_SIZE]
-            yield [(str(path), start + offset + 1) for offset in range(len(batch))], batch
+            yield [(file.name, start + offset + 1) for offset in range(len(batch))], batch
+
+
+def _table_rows(path: Path, ensemble: Ensemble) -> Tensor:
+    """The rows (N, *input_shape) of a CSV file."""
+    prepared = prepare_file(ensemble, path)
+    if prepared is not None:
+        return prepared.inputs
+    shape = ensemble.info.input_shape
+    return _numbers(path, math.prod(shape)).view(-1, *shape)
 
 
 def _numbers(path: Path, num_features: int) -> Tensor:
@@ -161,34 +213,3 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", str(path), "give the path of a file") from error
-
-
-def _is_classifier(ensemble: Ensemble) -> bool:
-    return ensemble.info.task == "classification"
-
-
-def _classes(ensemble: Ensemble, outputs: Tensor, combined: Tensor) -> Iterator[dict[str, str | int | float]]:
-    """The answers for outputs (M, B, C) and what they combine to (B, C)."""
-    probabilities = ensemble.loss.probabilities(combined)
-    member_probabilities = ensemble.loss.probabilities(outputs)
-    confidence, predicted = probabilities.max(dim=-1)
-    agreement = (member_probabilities.argmax(dim=-1) == predicted).float().mean(dim=0)
-    uncertain = uncertainty(member_probabilities.double())
-    names = ensemble.classes
-    measures = (confidence, agreement, uncertain.entropy, uncertain.mutual_information)
-    for index, *numbers in zip(predicted.tolist(), *(measure.tolist() for measure in measures), strict=True):
-        labels = ("probability", "agreement", "entropy", "mutual_information")
-        yield {"class": names[index] if names else index, **dict(zip(labels, numbers, strict=True))}
-
-
-def _values(outputs: Tensor, combined: Tensor) -> Iterator[dict[str, str | int | float]]:
-    """The answers for outputs (M, B, C) and what they combine to (B, C); of several values each has its number."""
-    deviations = outputs.std(dim=0, correction=0)
-    for values, spreads in zip(combined.tolist(), deviations.tolist(), strict=True):
-        ends = [""] if len(values) == 1 else [f"_{index}" for index in range(len(values))]
-        named = zip(ends, values, spreads, strict=True)
-        yield {
-            name: number
-            for end, value, spread in named
-            for name, number in ((f"value{end}", value), (f"standard_deviation{end}", spread))
-        }

@@ -164,11 +164,20 @@ class RunDirectory:
 
     def write_status(self, status: str, error: str | None = None, notices: Sequence[str] | None = None) -> None:
         """Record how the run goes or how it ended; `notices` replace those that were recorded before."""
-        if self._record.format_version == 1:  # from now on every file has a checksum
-            write_json(self.path / ENVIRONMENT, self.environment)
-            self._metrics.write(self._metrics.read())
-            self._metrics.checksum_required = True
+        if not self._record.has_checksums:
+            self._add_checksums()
         self._record.write_status(status, error, notices)
+
+    def _add_checksums(self) -> None:
+        """Bring the files of a run of format 1 to format 2; what is damaged is left as it is."""
+        write_json(self.path / ENVIRONMENT, self.environment)
+        self._metrics.write(self._metrics.read())
+        self._metrics.checksum_required = True
+        with suppress(RunError):
+            model_files.add_checksum(self.path)
+        with suppress(RunError):
+            if (result := self.read_result()) is not None:
+                self.write_result(result)
 
     def check_spec_unchanged(self) -> None:
         """Raise a `RunError` that names every key of spec.toml whose value differs from when the run was begun."""

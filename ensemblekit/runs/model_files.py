@@ -13,7 +13,7 @@ from torch import Tensor
 from ensemblekit.core.errors import RunError
 from ensemblekit.core.files import sha256_of_file
 from ensemblekit.runs.atomic import replacing, write_bytes
-from ensemblekit.runs.json_files import read_json, read_unverified
+from ensemblekit.runs.json_files import read_json, read_unverified, write_json
 from ensemblekit.runs.own_files import MODEL, WEIGHTS
 from ensemblekit.runs.sealing import encoded, sealed
 from ensemblekit.runs.tensor_files import read_tensors, write_tensors
@@ -26,8 +26,7 @@ def write_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
     """Store a model in a run directory; it exists once both files are in place."""
     with replacing(path / WEIGHTS, path / MODEL) as (weights_file, model_file):
         sha256 = write_tensors(weights_file, tensors)
-        record = {"format_version": MODEL_FORMAT, "weights_sha256": sha256, "metadata": metadata}
-        write_bytes(model_file, encoded(sealed(record)))
+        write_bytes(model_file, encoded(sealed(_record(sha256, metadata))))
 
 
 def read_model(path: Path, format_version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -72,9 +71,18 @@ def check_model(path: Path, format_version: int) -> None:
         raise RunError("checksum mismatch", str(weights), fix, path=str(weights))
 
 
+def add_checksum(path: Path) -> None:
+    """Bring model.json of format 1 to format 2."""
+    write_json(path / MODEL, _record(*_read_record(path / MODEL, "", format_version=1)))
+
+
 def has_model(path: Path) -> bool:
     """Whether both files of a model are there."""
     return os.path.lexists(path / WEIGHTS) and os.path.lexists(path / MODEL)
+
+
+def _record(weights_sha256: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {"format_version": MODEL_FORMAT, "weights_sha256": weights_sha256, "metadata": metadata}
 
 
 def _read_record(file: Path, fix: str, format_version: int) -> tuple[str, dict[str, Any]]:

@@ -64,7 +64,8 @@ class Run:
         return self.load_ensemble()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {len(self.history)} epochs)"
+        epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
+        return f"Run({str(self.path)!r}, {self.status}, {epochs})"
 
 
 def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callable[[], Ensemble]) -> Run:
@@ -73,7 +74,7 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
     with as_written(directory.path / "result.json"):
         metrics, validation = translate_names(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
         members = list(result.get("members", []))
-        notices = list(result.get("notices", directory.notices))
+        notices = list(dict.fromkeys([*result.get("notices", []), *directory.notices]))
     return Run(
         path=directory.path,
         spec=read_spec(directory, registry),

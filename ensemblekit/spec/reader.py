@@ -26,6 +26,7 @@ def load_spec(
     overrides: Mapping[str, Any] | None,
     registry: Registry,
     ask_plugins: bool = True,
+    default_names: Mapping[str, str] | None = None,
 ) -> Spec:
     """Read and validate a spec.
 
@@ -34,6 +35,7 @@ def load_spec(
         overrides: values by dotted path.
         registry: the plugins that the spec may name.
         ask_plugins: whether plugins check the spec; not for that of a run, which an older version may have accepted.
+        default_names: plugins for sections that the spec leaves out, or that have no name.
 
     Raises:
         SpecError: with all problems of the spec.
@@ -41,18 +43,24 @@ def load_spec(
     label = "the spec" if isinstance(source, Mapping) else str(source)
     tables = source if isinstance(source, Mapping) else read_toml(Path(source))
     overrides = dict(overrides or {})
-    spec, reader = _attempt(tables, overrides, registry, ask_plugins)
+    spec, reader = _attempt(tables, overrides, registry, ask_plugins, default_names or {})
     if spec is None or reader.problems:
         problems = with_known_keys(reader.problems, reader.tables, registry)
         if overrides:
-            without = partial(_attempt, tables, registry=registry, ask_plugins=ask_plugins)
+            without = partial(
+                _attempt, tables, registry=registry, ask_plugins=ask_plugins, default_names=default_names or {}
+            )
             problems = attribute(problems, overrides, lambda others: without(others)[1].problems)
         raise SpecError(problems, label)
     return spec
 
 
 def _attempt(
-    tables: Mapping[str, Any], overrides: Mapping[str, Any], registry: Registry, ask_plugins: bool
+    tables: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    registry: Registry,
+    ask_plugins: bool,
+    default_names: Mapping[str, str],
 ) -> tuple[Spec | None, Reader]:
     """Read a spec with overrides, and return it with its reader, which has the problems; `tables` stay as they are."""
     changed = dict(deepcopy(tables))
@@ -62,6 +70,10 @@ def _attempt(
             override(changed, path, deepcopy(value))
         except UsageError as error:
             reader.problem(error.where, error.what, error.fix)
+    for section, name in default_names.items():
+        table = changed.setdefault(section, {})
+        if isinstance(table, dict):
+            table.setdefault("name", name)
     spec = _read(reader, changed)
     if spec is not None and ask_plugins:
         reader.problems += spec_problems(spec)

@@ -335,7 +335,9 @@ class Trainer:
                 self._fit_combiner()
             self.metrics = flat_metrics(self._metrics("test"))
             targets = self.splits["test"].targets
-            self.member_metrics = member_metrics(self._outputs("test"), targets, self.spec.loss, self.data.restore_targets)
+            self.member_metrics = member_metrics(
+                self._outputs("test"), targets, self.spec.loss, self.data.restore_targets
+            )
         for index, entry in enumerate(self.member_metrics):
             number, network = divmod(index, len(self.members))
             if (self.settings.passes or 1) > 1:

@@ -29,7 +29,8 @@ class Number:
     def encode(self, values: Array) -> Array:
         """Standardise values (N,) to (N, 1)."""
         filled = np.where(np.isnan(values), self.fill, values)
-        return ((filled - self.mean) / self.std).astype(np.float32)[:, None]
+        with np.errstate(over="ignore"):  # infinite inputs are refused by name
+            return ((filled - self.mean) / self.std).astype(np.float32)[:, None]
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "kind": "number", "fill": self.fill, "mean": self.mean, "std": self.std}
@@ -92,10 +93,16 @@ class Encoder:
         return sum(len(feature.categories) if isinstance(feature, Category) else 1 for feature in self.features)
 
     def __call__(self, columns: Columns, rows: Tensor | None = None) -> Tensor:
-        """Encode some rows, or all, float32 (N, num_features)."""
-        index = slice(None) if rows is None else rows.numpy()
-        in_order = sorted(self.features, key=lambda feature: isinstance(feature, Category))
-        parts = [feature.encode(columns.by_name[feature.name][index]) for feature in in_order]
+        """Encode some rows, or all, float32 (N, num_features); a `DataError` names a number that is too large."""
+        index = np.arange(len(columns)) if rows is None else rows.numpy()
+        parts = []
+        for feature in sorted(self.features, key=lambda feature: isinstance(feature, Category)):
+            values = columns.by_name[feature.name][index]
+            parts.append(feature.encode(values))
+            infinite = np.flatnonzero(~np.isfinite(parts[-1]).all(axis=1))
+            if len(infinite):
+                what = f"the number is too large for this column: {values[infinite[0]]}"
+                raise DataError(what, columns.where(int(index[infinite[0]]), feature.name), "correct it")
         return torch.from_numpy(np.hstack(parts))
 
 

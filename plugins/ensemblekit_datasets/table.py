@@ -130,7 +130,12 @@ class Table(Dataset):
     def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
         from ensemblekit_datasets.table_preparation import TablePreparation
 
-        return TablePreparation.from_json(preparation).prepare(path)
+        try:
+            fitted = TablePreparation.from_json(preparation)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
+            raise DataError(what, "preparation in model.json", "restore the file") from error
+        return fitted.prepare(path)
 
     def read_features(self, path: Path, seed: int) -> Tensor:
         """Read the rows of a file with the same columns, by name, and encode them as fitted on the training rows.

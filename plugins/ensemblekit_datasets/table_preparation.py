@@ -66,4 +66,6 @@ class TablePreparation:
         features = tuple(feature_from_json(column) for column in saved["columns"] if column["role"] == "feature")
         classes = None if saved["classes"] is None else tuple(map(str, saved["classes"]))
         number_format = NumberFormat(saved["decimal"])
+        if number_format.decimal not in (".", ","):
+            raise ValueError(f"decimal = {number_format.decimal!r}")
         return cls(Encoder(features), tuple(saved["targets"]), classes, saved["delimiter"], number_format)

@@ -27,6 +27,8 @@ def infer_task(raw: RawTable, name: str, number_format: NumberFormat) -> Task:
     Text is classes, and so are integers with few different values, each repeated. Decimal fractions with many
     different values are real values.
     """
+    if raw.by_name[name].dtype.kind in "biuf":
+        number_format = NumberFormat()  # an array of numbers, whatever the notation in text
     by_row = {row: value for row, value in enumerate(text_values(raw.by_name[name])) if value is not None}
     values = list(by_row.values())
     numbers = [number_format.number(value) for value in values]

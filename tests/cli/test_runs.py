@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import torch
+from click.testing import CliRunner
 from helpers.commands import last_error, run
 from helpers.fake_runs import CLASSIFIER, METRICS, FakeRun, linear_ensemble
 from helpers.places import ROOT, TOY_PLUGINS
 
 import ensemblekit as ek
 from ensemblekit import api
+from ensemblekit.cli import main
 from ensemblekit.core.errors import DataError, Interrupted
 from ensemblekit.core.hooks import RunHooks
 from ensemblekit.display.progress import PlainProgress, Progress
+from ensemblekit.inference import writing
 
+CLASSES = {
+    "classes": [
+        {"class": "ant", "count": 4, "recall": 0.75, "precision": 1.0, "confused_with": "bee", "confused": 1},
+        {"class": "bee", "count": 0, "recall": None, "precision": None, "confused_with": None, "confused": 0},
+    ],
+    "confusion": [[3, 1], [0, 0]],
+}
 SPEC = str(ROOT / "specs" / "digits.toml")
 
 
@@ -39,12 +51,12 @@ class Calls:
         self.made.append(("resume", path, tuple(plugins), progress))
         return self._run(progress, Path(path))
 
-    def evaluate_run(self, path, data=None, plugins=()) -> dict[str, float]:
-        self.made.append(("evaluate", path, data, tuple(plugins)))
-        return dict(METRICS)
+    def evaluate_run(self, path, data=None, plugins=(), device="cpu", per_class=False) -> dict[str, float]:
+        self.made.append(("evaluate", path, data, tuple(plugins), device))
+        return {**METRICS, **(CLASSES if per_class else {})}
 
-    def load(self, path, plugins=()) -> ek.Ensemble:
-        self.made.append(("load", path, tuple(plugins)))
+    def load(self, path, plugins=(), device="cpu") -> ek.Ensemble:
+        self.made.append(("load", path, tuple(plugins), device))
         weights = torch.tensor([[[1.0, 0], [0, 1]]])
         info = ek.DataInfo("classification", (2,), 2)
         return linear_ensemble(ek.load_spec(CLASSIFIER), weights, info, ("ant", "bee"))
@@ -97,6 +109,19 @@ def test_train_takes_settings_a_device_a_place_and_plugin_files(calls, tmp_path)
     assert (seen.training.epochs, seen.engine.device, out) == (3, "cpu", Path("elsewhere"))
 
 
+@pytest.mark.parametrize(
+    ("directory", "has_run", "name"),
+    [("digits-1", True, "digits"), ("my-run", True, "my-run"), ("2024-12", True, "2024"), ("digits-1", False, "spec")],
+)
+def test_a_run_of_the_spec_of_another_run_keeps_its_name(calls, tmp_path, directory, has_run, name):
+    folder = tmp_path / "elsewhere" / directory
+    folder.mkdir(parents=True)
+    (folder / "spec.toml").write_text(Path(SPEC).read_text())
+    if has_run:
+        (folder / "run.json").write_text("{}")
+    assert run("train", str(folder / "spec.toml"), "--quiet").stdout == f"runs/{name}-1\n"
+
+
 def test_quiet_prints_only_where_the_run_is(calls):
     assert run("train", SPEC, "--quiet").stdout == "runs/digits-1\n"
     assert run("resume", "runs/x", "--quiet").stdout == "runs/x\n"
@@ -111,7 +136,7 @@ def test_json_is_the_final_metrics_and_the_place_and_nothing_else():
 def test_a_wrong_spec_trains_nothing(calls):
     result = run("train", SPEC, "--set", "method.lamda=1", "--device", "tpu")
     assert result.exit_code == 2
-    assert 'method.lamda: unknown key; did you mean "lambda"?' in result.stderr
+    assert 'method.lamda: unknown key; --set method.lamda=1; did you mean "lambda"?' in result.stderr
     assert "engine.device" in result.stderr
     assert calls.made == []
 
@@ -142,16 +167,26 @@ def test_resume_goes_on_with_its_plugin_files(calls):
 
 def test_evaluate_shows_every_metric(calls):
     result = run("evaluate", "runs/x", "--data", "other.csv", "--plugin", "mine.py")
-    assert calls.made == [("evaluate", Path("runs/x"), "other.csv", ("mine.py",))]
+    assert calls.made == [("evaluate", Path("runs/x"), "other.csv", ("mine.py",), "cpu")]
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0] == ["of", "metric", "value"]
     assert ["members", "test_mean_member_loss", "0.098"] in lines
     assert {line[1] for line in lines[1 : len(METRICS) + 1]} == set(METRICS)
-    assert result.stdout.endswith("remainder 0.004\n")
+    assert "remainder 0.004\n" in result.stdout
 
 
-def test_evaluate_as_json_is_one_flat_object():
+def test_evaluate_shows_the_classes_and_their_confusion():
+    lines = [line.split() for line in run("evaluate", "runs/x").stdout.splitlines()]
+    assert ["ant", "4", "75.00", "%", "100.00", "%", "bee", "(1", "times)"] in lines
+    assert ["bee", "0"] in lines
+    assert lines[-3:] == [["true", "class", "ant", "bee"], ["ant", "3", "1"], ["bee", "·", "·"]]
+
+
+def test_evaluate_as_json_is_one_flat_object(monkeypatch):
     assert json.loads(run("evaluate", "runs/x", "--json").stdout) == METRICS
+    assert json.loads(run("evaluate", "runs/x", "--json", "--per-class").stdout) == METRICS | CLASSES
+    monkeypatch.setattr(api, "evaluate_run", lambda path, **options: {"test_nll": float("inf")})
+    assert json.loads(run("evaluate", "runs/x", "--json").stdout) == {"test_nll": None}
 
 
 def test_predict_prints_csv(table):
@@ -172,14 +207,118 @@ def test_predict_writes_a_file_in_the_format_of_its_name(table, name, first, tmp
     assert (tmp_path / name).read_text().startswith(first)
 
 
-def test_a_bad_file_writes_nothing(table, tmp_path):
+def test_a_bad_file_is_named_and_the_others_are_predicted(table, tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,oops\n")
-    result = run("predict", "runs/x", table, "bad.csv", "--output", "out.csv")
+    result = run("predict", "runs/x", "bad.csv", table, "--output", "out.csv")
     assert result.exit_code == DataError.exit_code
-    assert "bad.csv, row 1" in last_error(result)
-    assert not (tmp_path / "out.csv").exists()
-    printed = run("predict", "runs/x", table, "bad.csv")
-    assert printed.stdout == ""
+    assert last_error(result).startswith("error: expected a finite number, got 'oops'; bad.csv, row 1")
+    assert [line.split(",")[0] for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == ["rows.csv"] * 2
+    printed = run("predict", "runs/x", table, "bad.csv", "missing.csv", "none*.csv", "--json")
+    assert printed.exit_code == DataError.exit_code
+    assert len(json.loads(printed.stdout)) == 2
+    lines = printed.stderr.splitlines()
+    assert [line.split("; ")[1] for line in lines[:-1]] == ["none*.csv", 'bad.csv, row 1, column "b"', "missing.csv"]
+    assert lines[-1] == "error: 3 of 4 files could not be predicted; each is listed above"
+
+
+def test_where_no_file_is_good_nothing_is_written(tmp_path):
+    (tmp_path / "bad.csv").write_text("a,b\n1,oops\n")
+    (tmp_path / "out.csv").write_text("older")
+    result = run("predict", "runs/x", "bad.csv", "missing.csv", "--output", "out.csv")
+    assert result.exit_code == DataError.exit_code
+    assert (tmp_path / "out.csv").read_text() == "older"
+    assert run("predict", "runs/x", "bad.csv").stdout == ""
+
+
+def test_predict_takes_folders_patterns_and_standard_input(tmp_path, table):
+    (tmp_path / "new" / "more").mkdir(parents=True)
+    for name in ("b.csv", "more/a.CSV", "notes.txt", ".hidden.csv"):
+        (tmp_path / "new" / name).write_text("a,b\n2,1\n")
+    for arguments in (("new",), ("new/**/*.[cC][sS][vV]",), ("new/b.csv", "new/more")):
+        lines = run("predict", "runs/x", *arguments).stdout.splitlines()[1:]
+        assert [line.split(",")[0] for line in lines] == ["new/b.csv", "new/more/a.CSV"], arguments
+    piped = CliRunner().invoke(main, ["predict", "runs/x", "-"], input="a,b\n0,1\n")
+    assert piped.stdout.splitlines()[1].startswith("-,1,bee,")
+    bad = CliRunner().invoke(main, ["predict", "runs/x", "-"], input="a,b\n0,oops\n")
+    assert "got 'oops'; -, row 1" in last_error(bad)
+    (tmp_path / "empty").mkdir()
+    assert "no .csv files in the folder; empty" in last_error(run("predict", "runs/x", "empty"))
+
+
+def test_predict_adds_all_probabilities_and_members_on_request(table):
+    answer = json.loads(run("predict", "runs/x", table, "--json", "--probabilities", "--members").stdout)[0]
+    assert list(answer)[7:] == ["probability[ant]", "probability[bee]", "member_class[0]", "member_probability[0]"]
+    assert answer["probability[ant]"] + answer["probability[bee]"] == pytest.approx(1)
+    assert answer["member_class[0]"] == "ant"
+
+
+def test_predictions_have_no_digits_that_float32_does_not_have(table):
+    for line in run("predict", "runs/x", table).stdout.splitlines()[1:]:
+        for number in line.split(",")[3:]:
+            assert len(number.replace("-", "").replace(".", "").lstrip("0")) <= 9 or "e" in number
+
+
+@pytest.mark.parametrize("options", [("--format", "parquet", "--output", "out.data"), ("--output", "out.parquet")])
+def test_parquet_has_the_same_records(table, options, tmp_path):
+    result = run("predict", "runs/x", table, *options)
+    assert result.exit_code == 0, result.stderr
+    expected = json.loads(run("predict", "runs/x", table, "--json").stdout)
+    assert pyarrow.parquet.read_table(tmp_path / options[-1]).to_pylist() == expected
+
+
+def test_parquet_needs_a_file_and_pyarrow(table, monkeypatch):
+    assert "--output FILE.parquet" in last_error(run("predict", "runs/x", table, "--format", "parquet"))
+    monkeypatch.setattr(writing, "find_spec", lambda name: None)
+    result = run("predict", "runs/x", table, "--output", "out.parquet")
+    assert result.exit_code == 2
+    assert "pip install 'ensemblekit[parquet]'" in last_error(result)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["out.csv", "out.json", "out.parquet"])
+def test_a_full_disk_leaves_the_older_file_as_it_was(table, name, tmp_path):
+    (tmp_path / name).write_text("older")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        result = run("predict", "runs/x", table, "--output", name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.exit_code == 7, result.stderr
+    assert "disk full" in last_error(result)
+    assert (tmp_path / name).read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "rows.csv"])
+
+
+def test_a_link_a_mode_and_a_device_stay_what_they_are(table, tmp_path):
+    (tmp_path / "target.csv").write_text("older")
+    (tmp_path / "target.csv").chmod(0o600)
+    (tmp_path / "link.csv").symlink_to("target.csv")
+    assert run("predict", "runs/x", table, "--output", "link.csv").exit_code == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "target.csv").read_text().startswith("file,row")
+    assert (tmp_path / "target.csv").stat().st_mode & 0o777 == 0o600
+    assert run("predict", "runs/x", table, "--output", "/dev/null").exit_code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_output_that_is_not_finite_is_exit_code_6_and_names_the_row(tmp_path):
+    (tmp_path / "large.csv").write_text("a,b\n1,1\n3e38,3e38\n")
+    (tmp_path / "out.csv").write_text("older")
+    spec = ek.load_spec(CLASSIFIER)
+    ensemble = linear_ensemble(spec, torch.full((1, 2, 2), 2.0), ek.DataInfo("classification", (2,), 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "load", lambda path, plugins, device: ensemble)
+        result = run("predict", "runs/x", "large.csv", "--output", "out.csv")
+    assert result.exit_code == 6
+    assert "first for large.csv, row 2" in last_error(result)
+    assert (tmp_path / "out.csv").read_text() == "older"
+
+
+@pytest.mark.parametrize("command", [("evaluate",), ("predict", "rows.csv")])
+def test_evaluate_and_predict_compute_on_a_device(command, calls, table):
+    run(command[0], "runs/x", *command[1:], "--device", "cuda:1")
+    assert calls.made[-1][-1] == "cuda:1"
 
 
 def test_a_place_that_cannot_be_written_is_named(table):

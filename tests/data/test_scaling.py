@@ -20,6 +20,19 @@ class Values(Dataset):
         return _splits(torch.tensor([[LARGE], [LARGE + 2], [LARGE + 4]], dtype=torch.float64))
 
 
+class Samples:
+    """A map-style data set of pairs."""
+
+    def __init__(self, samples: list[tuple[torch.Tensor, float]]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, float]:
+        return self.samples[index]
+
+
 def _splits(targets: torch.Tensor) -> Splits:
     part = (torch.arange(len(targets)).float()[:, None], targets)
     return Splits(part, part, DataInfo("regression", (1,), targets.shape[1]))
@@ -52,6 +65,14 @@ def test_neighbours_beyond_float32_stay_different():
     assert data.target_scaling.restore(data.test.targets).round().equal(targets)
 
 
+def test_lists_of_numbers_keep_their_digits():
+    values = [LARGE + i for i in range(8)]
+    samples = ([[float(i)] for i in range(8)], values)
+    data = data_from_datasets(samples, samples, seed=0, validation_fraction=0)
+    assert data.target_scaling is not None
+    assert data.target_scaling.restore(data.test.targets).round().flatten().tolist() == values
+
+
 def test_targets_that_float32_would_round_are_refused_unless_they_are_standardised():
     targets = LARGE + torch.arange(8, dtype=torch.float64)[:, None]
     with pytest.raises(
@@ -81,6 +102,16 @@ def test_targets_beyond_all_bounds_are_named(standardise):
     train, test = torch.linspace(0, 1, 10, dtype=torch.float64)[:, None], torch.full((3, 1), 1e300, dtype=torch.float64)
     with pytest.raises(DataError, match=r"(?s)target is too large: \[1e\+300\].*test"):
         data_from_datasets(pair(train), pair(test), seed=0, standardise_targets=standardise)
+
+
+@pytest.mark.parametrize("storage", ["memory", "stream"])
+def test_targets_of_data_sets_are_standardised_too(storage):
+    samples = [(torch.tensor([float(i)]), LARGE + i) for i in range(10)]
+    data = data_from_datasets(Samples(samples), Samples(samples), seed=0, validation_fraction=0, storage=storage)
+    batch = next(data.test.batches(10))
+    expected = (torch.arange(10.0) - 4.5) / torch.arange(10.0).std(correction=0)
+    torch.testing.assert_close(batch.targets.flatten(), expected)
+    assert batch.inputs.flatten().tolist() == list(range(10))
 
 
 def test_classes_are_not_scaled():

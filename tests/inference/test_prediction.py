@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from PIL import Image
 import ensemblekit as ek
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference import prediction
+from ensemblekit.inference.answers import numbers
+from ensemblekit.inference.files import InputFile, opened
 from ensemblekit.inference.prediction import format_predictions, predict_files
 
 FEATURES = ek.DataInfo("classification", (2,), 3)
@@ -42,7 +45,8 @@ def image_ensemble(shape: tuple[int, int, int], crop: int | None = None) -> ek.E
     statistics = (torch.full((shape[0],), value) for value in (0.25, 0.5))
     transform = ImageTransform.of(spec.data, shape).normalised_by(*statistics)
     weights = torch.zeros(1, 2, math.prod(transform.output_shape))
-    return linear_ensemble(spec, weights, ek.DataInfo("classification", shape, 2), transform=transform)
+    info = ek.DataInfo("classification", transform.output_shape, 2)
+    return linear_ensemble(spec, weights, info, transform=transform)
 
 
 def seen_by(ensemble: ek.Ensemble, files: list[Path], monkeypatch) -> torch.Tensor:
@@ -266,3 +270,52 @@ def test_csv_and_json_hold_the_same_records(table):
     rows = list(csv.DictReader(io.StringIO(format_predictions(predictions, "csv"))))
     assert [{key: str(value) for key, value in record.items()} for record in records] == rows
     assert list(records[0]) == ["file", "row", "class", "probability", "agreement", "entropy", "mutual_information"]
+
+
+def test_a_bad_image_among_others_does_not_stop_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(prediction, "BATCH_SIZE", 2)
+    files = [InputFile.of(tmp_path / f"{name}.png") for name in "abcde"]
+    for file in files:
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(file.path)
+    for bad in (files[0], files[1], files[3]):
+        bad.path.write_bytes(b"no image")
+    failures: list[ek.DataError] = []
+    batches = list(prediction.predictions(image_ensemble((1, 8, 8)), files, failures))
+    assert [answer.file for batch in batches for answer in batch] == [files[2].name, files[4].name]
+    assert [failure.where for failure in failures] == [files[0].name, files[1].name, files[3].name]
+
+
+def test_one_image_can_come_from_standard_input(tmp_path, monkeypatch):
+    Image.fromarray(np.full((8, 8), 200, dtype=np.uint8)).save(tmp_path / "image.png")
+    with (tmp_path / "image.png").open() as stdin, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", stdin)
+        ensemble, failures = image_ensemble((1, 8, 8)), []
+        with opened(["-"], prediction.extensions(ensemble)) as (files, _):
+            (batch,) = prediction.predictions(ensemble, files, failures)
+    assert (batch[0].to_dict()["file"], failures) == ("-", [])
+
+
+def test_members_and_probabilities_are_those_of_the_outputs(table):
+    second = predict_files(classifier(), [table], probabilities=True, members=True)[1].to_dict()
+    # raw outputs of the row (0, 3): member 0 says (0, 3, 0), member 1 says (0, -3, 6); their mean is (0, 0, 3)
+    assert [second[f"probability[{name}]"] for name in ("ant", "bee", "cow")] == pytest.approx(softmax([0, 0, 3]))
+    assert [second[f"member_class[{index}]"] for index in range(2)] == ["bee", "cow"]
+    expected = [max(softmax([0, 3, 0])), max(softmax([0, -3, 6]))]
+    assert [second[f"member_probability[{index}]"] for index in range(2)] == pytest.approx(expected)
+    values = predict_files(regressor(num_outputs=2), [table], members=True)[0].to_dict()
+    assert [values[f"member_value_1[{index}]"] for index in range(3)] == pytest.approx([2, 4, 12])
+
+
+def test_numbers_have_the_fewest_digits_of_their_precision():
+    tenths = [index / 10 for index in range(11)]
+    assert numbers(torch.tensor(tenths)) == tenths
+    assert numbers(torch.tensor([1 / 3], dtype=torch.float64)) == [1 / 3]
+    exact = torch.rand(1000)
+    assert torch.equal(torch.tensor(numbers(exact)), exact)
+
+
+def test_a_file_name_that_is_not_utf8_can_be_written(tmp_path):
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.csv"))
+    file.write_text("length,width\n1.5,0.5\n")
+    text = format_predictions(predict_files(classifier(), [file]), "csv")
+    assert f"{tmp_path}/?.csv" in text.encode().decode()

@@ -15,7 +15,7 @@ from helpers.commands import last_error, run
 
 import ensemblekit as ek
 from ensemblekit.api import run_spec
-from ensemblekit.inference import loading
+from ensemblekit.inference.evaluation import evaluate_on
 from ensemblekit.inference.prediction import predict_files
 from ensemblekit.testing.toy_run import CopyAfterEpoch, trained_weights
 
@@ -158,7 +158,7 @@ def test_evaluation_on_other_data_compares_in_original_units(regression):
     """Other data has other means and deviations of its own; errors do not depend on them."""
     trained_run, (inputs, targets) = regression
     other = ek.data_from_datasets((inputs[:5], targets[:5] * 3), (inputs, targets), seed=0, validation_fraction=0)
-    metrics = loading.evaluate_run(trained_run.path, other, ek.api._registry())
+    metrics = evaluate_on(trained_run.ensemble, other)
     for name in ("test_mse", "test_r2", "test_loss", "test_standardised_mse"):
         assert metrics[name] == pytest.approx(trained_run.metrics[name], rel=1e-3)
 

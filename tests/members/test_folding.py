@@ -142,7 +142,7 @@ def test_an_ensemble_predicts_the_same_with_and_without_gradients(ensemble):
     inputs = torch.randn(7, 1, 8, 8)
     with torch.no_grad():
         fast = ensemble.member_outputs(inputs)
-    plain = ensemble.member_outputs(inputs)
+    plain = ensemble.member_outputs(inputs, enable_grad=True)
     assert plain.requires_grad
     assert not fast.requires_grad
     torch.testing.assert_close(fast, plain.detach(), rtol=1e-5, atol=1e-6)

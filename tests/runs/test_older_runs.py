@@ -13,7 +13,7 @@ from ensemblekit.core.errors import SpecError
 
 
 def test_a_run_of_version_0_1_0_is_read_with_the_current_names_of_metrics(tmp_path):
-    directory = create(tmp_path / "run", ek.load_spec(CLASSIFIER).to_toml())
+    directory = create(tmp_path / "run", ek.load_spec(CLASSIFIER).to_toml(), {})
     directory.append_metrics({"epoch": 1, "test_loss": 0.5, "mean_member_loss": 0.7, "images_per_second": 9.0})
     directory.write_result({"metrics": {"test_loss": 0.5, "oracle_accuracy": 0.9}, "members": [], "epochs": 1})
     run = ek.open_run(directory.path)
@@ -31,5 +31,5 @@ def test_a_run_whose_spec_would_be_refused_today_is_still_read(tmp_path):
     refused = ek.load_spec(accepted).to_toml().replace("lambda2 = 0.0", "lambda2 = 0.1")
     with pytest.raises(SpecError, match="has no effect"):
         ek.load_spec(tomllib.loads(refused))
-    run = ek.open_run(create(tmp_path / "run", refused).path)
+    run = ek.open_run(create(tmp_path / "run", refused, {}).path)
     assert run.spec.methods[0].to_table()["lambda2"] == 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 
 import pytest
@@ -321,7 +322,7 @@ def test_own_data_sets_can_be_trained_on(tmp_path):
     spec = {"data": "given", "model": {"name": "mlp", "hidden": [8]}, "training": training}
     run = ek.train(spec, tmp_path / "run", progress=False, data=(own, own))
     assert run.metrics["test_accuracy"] > 0.8
-    with pytest.raises(DataError, match=r"call with data=\(train, test\)"):
+    with pytest.raises(DataError, match="pass it with data="):
         ek.train(spec, tmp_path / "other", progress=False)
 
 
@@ -359,7 +360,7 @@ def test_an_existing_run_is_never_overwritten(tmp_path):
 def test_a_run_whose_plugin_is_gone_names_the_package(tmp_path):
     spec = ek.load_spec(tables(method="soft_min"), plugins=[TOY_PLUGINS])
     ek.train(spec, tmp_path / "run", progress=False, plugins=[TOY_PLUGINS])
-    with pytest.raises(PluginError, match=f"add --plugin {TOY_PLUGINS}"):
+    with pytest.raises(PluginError, match=re.escape(f'plugins=["{TOY_PLUGINS}"]')):
         ek.load(tmp_path / "run")
     assert ek.load(tmp_path / "run", plugins=[TOY_PLUGINS])
 

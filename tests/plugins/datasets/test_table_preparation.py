@@ -99,6 +99,18 @@ def test_a_bad_value_is_named_by_its_line(file, tmp_path):
         prepared(Table(path=file, target="label"), tmp_path / "new.csv", "size,colour,price\n1,red,1\ntall,red,1\n")
 
 
+def test_a_number_beyond_all_bounds_is_named_by_its_line(file, tmp_path):
+    with pytest.raises(DataError, match=r"(?s)too large for this column: 1e\+300.*new.csv, line 2, column \"size\""):
+        prepared(Table(path=file, target="label"), tmp_path / "new.csv", "size,colour,price\n1e300,red,1\n")
+
+
+@pytest.mark.parametrize("damage", [{"columns": None}, {"columns": [{"role": "feature"}]}, {"decimal": []}])
+def test_a_damaged_preparation_is_no_traceback(file, damage):
+    table = Table(path=file, target="label")
+    with pytest.raises(DataError, match=r"(?s)unexpected structure.*model.json|expected"):
+        table.prepare(file, saved(table) | damage)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

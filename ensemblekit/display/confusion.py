@@ -1,0 +1,60 @@
+"""Tables of classes: how well each is recognised, and what it is taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_LISTED_CLASSES = 20
+"""Of more classes only those with the lowest recall are listed."""
+MAX_CONFUSION_CLASSES = 15
+"""The confusion matrix of more classes is not shown."""
+_MAX_NAME = 12
+CLASS_COLUMNS = ("class", "samples", "recall", "precision", "most often taken for")
+
+
+def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row for each class, or for those with the lowest recall if there are many."""
+    listed = sorted(classes, key=_recall)[:MAX_LISTED_CLASSES] if len(classes) > MAX_LISTED_CLASSES else classes
+    return [
+        (
+            str(entry["class"]),
+            f"{entry['count']:,}",
+            _percentage(entry["recall"]),
+            _percentage(entry["precision"]),
+            "" if entry["confused_with"] is None else f"{entry['confused_with']} ({entry['confused']:,} times)",
+        )
+        for entry in listed
+    ]
+
+
+def class_heading(num_classes: int) -> str:
+    """Return the heading of the table of `class_rows`."""
+    if num_classes <= MAX_LISTED_CLASSES:
+        return "classes"
+    return f"the {MAX_LISTED_CLASSES} classes with the lowest recall, of {num_classes}"
+
+
+def confusion_table(
+    classes: Sequence[Mapping[str, Any]], confusion: Sequence[Sequence[int]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return columns and rows of a confusion matrix; no rows if there are too many classes to show it."""
+    if len(classes) > MAX_CONFUSION_CLASSES:
+        return (), []
+    names = [_short(str(entry["class"])) for entry in classes]
+    rows = [
+        (name, *(f"{count:,}" if count else "·" for count in row)) for name, row in zip(names, confusion, strict=True)
+    ]
+    return ("true class", *names), rows
+
+
+def _recall(entry: Mapping[str, Any]) -> float:
+    return 2.0 if entry["recall"] is None else entry["recall"]  # a class without samples is no worse than any other
+
+
+def _percentage(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"

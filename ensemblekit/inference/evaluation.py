@@ -1,0 +1,88 @@
+"""Evaluates a trained ensemble on data: its own test data, another data set, or data passed in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ensemblekit.core.confusion import class_report, confusion_matrix
+from ensemblekit.core.errors import DataError, UsageError
+from ensemblekit.core.metrics import evaluate, flat_metrics
+from ensemblekit.data.image_dataset import ImageDataset
+from ensemblekit.data.loading import Data, Split
+from ensemblekit.data.python_data import read_parts
+from ensemblekit.data.sources import TensorSource, make_source
+from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.outputs import check_finite
+
+
+def check_form(ensemble: Ensemble, data: Data) -> None:
+    """Raise a `UsageError` unless data has inputs and outputs like an ensemble's."""
+    if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
+        what = f"the data has {data.info.form}, but the run was trained on {ensemble.info.form}"
+        raise UsageError(what, "data", "give data with inputs and outputs of the same shape")
+
+
+def python_data(ensemble: Ensemble, part: Any) -> Data:
+    """Return all samples of a pair (X, y) or a data set, prepared as the run's test data.
+
+    Raises:
+        DataError: a sample does not fit the ensemble.
+    """
+    label = "data"
+    (samples,) = read_parts([part], [label], ensemble.classes)
+    dataset = ensemble.spec.data
+    size = dataset.size if isinstance(dataset, ImageDataset) else None
+    source = make_source(samples.source, ensemble.info, size, label)
+    source = source.checked(source.example(), in_memory=False)
+    shape = tuple(source.example().shape)
+    expected = ensemble.info.input_shape if ensemble.transform is None else ensemble.transform.stored_shape
+    if shape != expected:
+        raise DataError(f"expected inputs of shape {expected}, got {shape}", label, "give inputs like the run's")
+    inputs = source.inputs if isinstance(source, TensorSource) else source
+    split = Split(inputs, source.targets, ensemble.transform)
+    return Data(ensemble.info, ensemble.classes, split, None, split)
+
+
+def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> dict[str, Any]:
+    """Compute the metrics of an ensemble on the test split of data.
+
+    Args:
+        ensemble: the trained ensemble.
+        data: with inputs and outputs like the ensemble's; real targets in any units.
+        per_class: whether to add `classes` and `confusion`, if the task is classification.
+
+    Raises:
+        NumericError: an output is not finite.
+    """
+    split = data.test.to(ensemble.device)
+    with torch.no_grad():
+        batches = split.batches(ensemble.spec.training.batch_size)
+        outputs = torch.cat([ensemble.learned_outputs(batch.inputs) for batch in batches], dim=1)
+        check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
+        combined = ensemble.combine_learned(outputs)
+    targets, scaling = _learned_targets(ensemble, data, split.targets), ensemble.target_scaling
+    restore = None if scaling is None else scaling.restore
+    metrics: dict[str, Any] = flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))
+    if per_class and ensemble.info.task == "classification":
+        metrics |= _by_class(ensemble, combined, targets)
+    return metrics
+
+
+def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
+    """Convert real targets to the units that the members learnt; class indices stay as they are."""
+    if not targets.is_floating_point():
+        return targets
+    if data.target_scaling != ensemble.target_scaling:
+        targets = targets if data.target_scaling is None else data.target_scaling.restore(targets)
+        targets = targets if ensemble.target_scaling is None else ensemble.target_scaling.standardise(targets)
+    return targets.to(ensemble.dtype)
+
+
+def _by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
+    probabilities = ensemble.loss.probabilities(combined)
+    classes = (targets.flatten() > 0).long() if ensemble.loss.takes == "margins" else targets
+    confusion = confusion_matrix(probabilities.argmax(dim=-1), classes, probabilities.shape[-1]).cpu()
+    return {"classes": class_report(confusion, ensemble.classes), "confusion": confusion.tolist()}
