@@ -287,6 +287,12 @@ def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> d
         outputs: the members' raw outputs (M, N, C).
         target: class indices (N,) or real values (N,) or (N, C).
         loss: the loss. Default: cross-entropy for class indices, the squared error for real targets.
+
+    Returns:
+        The metrics by name, as the documentation defines them, without the prefix of a split.
+
+    Raises:
+        NumericError: an output is not finite.
     """
     chosen = _loss(loss or ("mse" if target.is_floating_point() else DEFAULT_LOSS))
     chosen.check_values(outputs, target)

@@ -26,6 +26,7 @@ TIMES = {"seconds", "images_per_second", "samples_per_second"}
 METHODS = [
     *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
+    {"name": "gncl", "mode": "bounded"},
     {"name": "fast_geometric", "cycles": 3},
     {"name": "boosting", "schedule": "stagewise"},
     {"name": "snapshot", "at_epochs": [2, 3]},
