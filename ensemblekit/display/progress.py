@@ -208,7 +208,7 @@ def epoch_line(row: Mapping[str, Any], num_epochs: int) -> str:
     if row.get("train_loss") is not None:
         cells.append(f"train loss {number(row['train_loss'])}")
     cells += quality_cells(row)
-    cells += samples_per_second(row.get("images_per_second"))
+    cells += samples_per_second(row.get("samples_per_second"))
     if row.get("seconds") is not None:
         cells.append(f"{row['seconds']:.1f} s")
     return "  ".join(cells)

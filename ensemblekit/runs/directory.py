@@ -32,6 +32,7 @@ from ensemblekit.runs.atomic import (
 )
 from ensemblekit.runs.checkpoints import Checkpoint, Checkpoints
 from ensemblekit.runs.locking import is_locked, locked
+from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.tensor_files import read_tensors, sha256_of, write_tensors
 
 FORMAT_VERSION = 1
@@ -200,6 +201,9 @@ class RunDirectory:
         text, file, original = self._spec_text(), str(self.path / _SPEC), str(self._record["spec"])
         if text == original:
             return
+        if text == self._record.get("previous_spec"):  # a crash in `lengthen`
+            replace_file(self.path / _SPEC, original.encode())
+            return
         fix = f"undo the change, or start another run: ensemblekit train {file} --out …"
         try:
             old, new = (_leaves(tomllib.loads(spec), "") for spec in (original, text))
@@ -209,6 +213,35 @@ class RunDirectory:
         if keys:
             changes = ", ".join(f"{key}: {old.get(key, 'not set')} → {new.get(key, 'not set')}" for key in keys)
             raise RunError(f"the spec was changed: {changes}", file, fix)
+
+    def lengthen(self, spec_toml: str, epoch: int) -> None:
+        """Let the run, finished or not, go on after `epoch` epochs with a spec of more epochs; call it with the lock.
+
+        After a crash in between it is an unfinished run with one of both specs; `check_spec_unchanged` completes it.
+        """
+        with write_errors(self.path):
+            (self.path / _RESULT).unlink(missing_ok=True)
+        self._record |= {
+            "status": "interrupted",
+            "updated": _now(),
+            "previous_spec": self._record["spec"],
+            "spec": spec_toml,
+            "spec_sha256": _sha256(spec_toml),
+            "continued_from": epoch,
+        }
+        replace_file(self.path / _RUN, json_bytes(self._record))
+        replace_file(self.path / _SPEC, spec_toml.encode())
+
+    @property
+    def continued_from(self) -> int | None:
+        """The epoch after which the run goes on although it was to end there; None if there is none."""
+        epoch = self._record.get("continued_from")
+        return epoch if isinstance(epoch, int) else None
+
+    @property
+    def newest_position(self) -> Position | None:
+        """The moment of the newest checkpoint, which is not verified."""
+        return max(self._checkpoints.positions, default=None)
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -133,8 +133,8 @@ class CopyAfterEpoch:
         self.epoch, self.copy = epoch, copy
 
     @hookimpl
-    def checkpoint_saved(self, epoch: int, path: Path) -> None:
-        if epoch == self.epoch:
+    def checkpoint_saved(self, epoch: int, step: int, path: Path) -> None:
+        if epoch == self.epoch and not step:
             copytree(path, self.copy)
 
 

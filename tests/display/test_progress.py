@@ -31,7 +31,7 @@ ROW = {
     "test_diversity": 0.031,
     "validation_accuracy": 0.94,
     "learning_rate": 0.01,
-    "images_per_second": 12345.6,
+    "samples_per_second": 12345.6,
     "seconds": 1.25,
 }
 
