@@ -17,6 +17,7 @@ from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import as_written, read_spec
+from ensemblekit.training.evaluation import check_outputs
 
 
 def load_ensemble(path: Path, registry: Registry) -> Ensemble:
@@ -48,4 +49,5 @@ def evaluate_run(path: Path, data: Data | None, registry: Registry) -> dict[str,
     with torch.no_grad():
         batches = data.test.batches(ensemble.spec.training.batch_size)
         outputs = torch.cat([ensemble.member_outputs(batch.inputs) for batch in batches], dim=1)
+    check_outputs(outputs, "test", len(ensemble.members), str(path))
     return flat_metrics(evaluate(outputs, data.test.targets, ensemble.loss, ensemble.combine(outputs)))

@@ -182,7 +182,12 @@ class RunDirectory:
         return [str(text) for text in notices] if isinstance(notices, list) else []
 
     def write_status(self, status: str, error: str | None = None, notices: Sequence[str] | None = None) -> None:
-        """Record how the run goes or how it ended; `notices` replace those that were recorded before."""
+        """Record how the run goes or how it ended; `notices` replace those that were recorded before.
+
+        Before `begin` there is nothing to record: a run that ends before leaves nothing behind.
+        """
+        if not self._record:
+            return
         kept = self.notices if notices is None else list(notices)
         self._record |= {"status": status, "updated": _now(), "error": error, "notices": kept}
         replace_file(self.path / _RUN, json_bytes(self._record))

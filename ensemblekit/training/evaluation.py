@@ -95,13 +95,15 @@ class Evaluator:
                 self.before_batch()
                 parts.append(engine.predict(batch.inputs))
             outputs = torch.cat(parts, dim=1)
-            self._check_finite(outputs, split)
+            check_outputs(outputs, split, len(outputs) // self.passes, self.where)
             self.predictions[split] = outputs
         return self.predictions[split]
 
-    def _check_finite(self, outputs: Tensor, split: str) -> None:
-        finite = outputs.isfinite().flatten(1).all(dim=1)
-        if not bool(finite.all()):
-            member = int((~finite).nonzero()[0]) % (len(outputs) // self.passes)
-            what = f"the outputs of member {member} for the {split} data are nan or infinite"
-            raise NumericError(what, self.where, LOWER_RATE)
+
+def check_outputs(outputs: Tensor, split: str, num_networks: int, where: str) -> None:
+    """Raise a `NumericError` that names the member whose outputs (M, N, C) for a split are not all finite."""
+    finite = outputs.isfinite().flatten(1).all(dim=1)
+    if not bool(finite.all()):
+        member = int((~finite).nonzero()[0]) % num_networks
+        what = f"the outputs of member {member} for the {split} data are nan or infinite"
+        raise NumericError(what, where, LOWER_RATE)
