@@ -37,6 +37,7 @@ from ensemblekit.runs.run import Run, read_run, read_spec
 from ensemblekit.spec import reader
 from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
+from ensemblekit.training.environment import environment
 from ensemblekit.training.interruption import stop_requests
 from ensemblekit.training.only_run import only_run_of_process
 from ensemblekit.training.resuming import check_can_go_on, finished_text
@@ -310,19 +311,29 @@ def resume_run(
     listeners = list(listeners)
     with only_run_of_process(), stop_requests() as stop, directory.lock():
         stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
-        directory.check_spec_unchanged()
+        directory.restore_spec()
+        if not directory.has_environment:
+            recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
+            directory.restore_environment(environment(recorded, registry))
         spec = read_spec(directory, registry)
         if epochs is not None:
             spec = _lengthened(directory, spec, epochs, registry)
-        if directory.read_result() is None:
+        if directory.needs_training():
             elsewhere = {"engine.name": engine, "engine.device": device}
             spec = _changed(directory, {key: value for key, value in elsewhere.items() if value}, spec, registry)
             spec, loaded = _with_data(spec, data)
             Trainer(spec, directory, loaded, listeners, stop=stop).resume()
         else:
-            text = finished_text(directory.path, len(directory.read_metrics()))
-            RunHooks([], listeners).call.notice(text=text)
+            _tell_finished(directory, listeners)
     return _read(directory, registry)
+
+
+def _tell_finished(directory: RunDirectory, listeners: Sequence[object]) -> None:
+    """Say that a run has finished, and what of it was found damaged or lost, which is recorded too."""
+    if directory.damage:
+        directory.write_status("finished", notices=[*directory.notices, *directory.damage])
+    for text in (*directory.damage, finished_text(directory.path, len(directory.read_metrics()))):
+        RunHooks([], listeners).call.notice(text=text)
 
 
 def _lengthened(directory: RunDirectory, spec: Spec, epochs: int, registry: Registry) -> Spec:

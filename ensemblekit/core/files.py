@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+STAGING = ".writing-"
+"""The names of temporary directories begin like this; a killed writer leaves one behind."""
+
 
 @contextmanager
 def atomic_write(target: Path) -> Iterator[Path]:
@@ -28,13 +31,30 @@ def atomic_write(target: Path) -> Iterator[Path]:
         OSError: The directory cannot be written, the disk is full, or the block created nothing.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A directory of its own, so that the block may write any number of files before the one that counts.
-    with TemporaryDirectory(prefix=".writing-", dir=target.parent, ignore_cleanup_errors=True) as staging:
-        staged = Path(staging, target.name)
+    with atomic_writes(target) as (staged,):
         yield staged
-        if staged.is_file():
-            _sync(staged)  # or a power cut after the rename could leave an empty file under the target's name
-        os.replace(staged, target)
+
+
+@contextmanager
+def atomic_writes(*targets: Path) -> Iterator[list[Path]]:
+    """Yield temporary paths, one per target of one directory; see `atomic_write`.
+
+    They are renamed in order. The last target is the commit: the others are on the disk before it is renamed.
+    """
+    directory = targets[0].parent
+    # A directory of its own, so that the block may write any number of files before the ones that count.
+    with TemporaryDirectory(prefix=STAGING, dir=directory, ignore_cleanup_errors=True) as staging:
+        staged = [Path(staging, target.name) for target in targets]
+        yield staged
+        for file in staged:
+            if file.is_file():
+                sync(file)  # or a power cut after the rename could leave an empty file under the target's name
+        for file, target in zip(staged[:-1], targets[:-1], strict=True):
+            os.replace(file, target)
+        if len(targets) > 1:
+            sync(directory)
+        os.replace(staged[-1], targets[-1])
+        sync(directory)
 
 
 def sha256_of_file(path: Path) -> str:
@@ -47,7 +67,8 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,7 +8,7 @@ epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from math import prod
@@ -22,6 +22,7 @@ from ensemblekit.core.memory import fits_in_memory
 from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
+from ensemblekit.data.fingerprint import Fingerprint, fingerprint
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.sources import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.data.splitting import hold_out, limit
@@ -146,6 +147,8 @@ class Data:
     validation: Split | None
     """Samples for model selection, disjoint from the training split; None if none are held out."""
     test: Split
+    fingerprint: Fingerprint = field(default_factory=dict)
+    """What tells this data from other data."""
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same data with its batches on a device."""
@@ -176,6 +179,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     example = sources["train"].example()
     in_memory = _use_memory(sources, example, dataset)
     sources = {name: source.checked(example, in_memory) for name, source in sources.items()}
+    known_by = fingerprint(sources, example)
     transform = _transform(splits, dataset, sources["train"], example)
     shape = transform.output_shape if transform is not None else tuple(example.shape)
     declared = splits.info.input_shape
@@ -188,7 +192,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
         for name, source in sources.items()
     }
     info = replace(splits.info, input_shape=shape)
-    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"])
+    return Data(info, splits.classes, parts["train"], parts.get("validation"), parts["test"], known_by)
 
 
 def _check_splits(splits: object, dataset: Dataset) -> None:

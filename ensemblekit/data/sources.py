@@ -14,10 +14,13 @@ from torch.utils.data import Dataset as TorchDataset
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.tensors import describe_tensor
+from ensemblekit.data.hashing import TensorHash
 from ensemblekit.data.resizing import resize_tensor
 
 CHUNK_BYTES = 2**24
 """Samples are checked and resized in chunks of this size, which bounds the memory for temporaries."""
+REREAD = 8
+"""Samples that are read twice, to find out whether a data set gives the same ones each time."""
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError)
 """Exceptions of decoders for files that they cannot read (Pillow: SyntaxError for a broken PNG)."""
 
@@ -29,6 +32,8 @@ class TensorSource:
     inputs: Tensor
     targets: Tensor
     label: str
+    repeatable: bool = True
+    """Whether reading the samples again would give the same inputs."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -65,6 +70,8 @@ class MapSource(TorchDataset[Tensor]):
     """Side that images are resized to; None: not at all."""
     expected: Tensor | None = None
     """An input whose shape and dtype all others must have; None: not checked yet."""
+    inputs_sha256: str | None = None
+    """The sha256 of all inputs; None: not read yet, or different each time they are read."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -104,12 +111,22 @@ class MapSource(TorchDataset[Tensor]):
         """
         source = replace(self, expected=example)
         inputs = torch.empty((len(self) if in_memory else 0, *example.shape), dtype=example.dtype)
-        start = 0
+        start, values, repeatable = 0, TensorHash(), True
         for chunk in source.chunks():
             if in_memory:
                 inputs[start : start + len(chunk)] = chunk
+            else:
+                values.add(chunk)
+            if start == 0:
+                repeatable = source._gives_again(chunk[:REREAD])
             start += len(chunk)
-        return TensorSource(inputs, self.targets, self.label) if in_memory else source
+        if in_memory:
+            return TensorSource(inputs, self.targets, self.label, repeatable)
+        return replace(source, inputs_sha256=values.hexdigest if repeatable else None)
+
+    def _gives_again(self, first: Tensor) -> bool:
+        """Whether the first samples are the same when they are read once more: random transforms change them."""
+        return all(torch.equal(self[index], sample) for index, sample in enumerate(first))
 
     def stream(self, index_batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Read the inputs batch by batch, each (B, …), for batches of sample indices."""

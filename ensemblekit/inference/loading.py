@@ -10,13 +10,15 @@ from ensemblekit.core.errors import UsageError
 from ensemblekit.core.metrics import evaluate, flat_metrics
 from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import Registry
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.runs.run import as_written, read_spec
+from ensemblekit.runs.json_files import as_written
+from ensemblekit.runs.run import read_spec
 from ensemblekit.training.evaluation import check_outputs
 
 
@@ -42,7 +44,10 @@ def load_ensemble(path: Path, registry: Registry) -> Ensemble:
 def evaluate_run(path: Path, data: Data | None, registry: Registry) -> dict[str, float]:
     """Compute the metrics of a run's ensemble on the test split of its own data, or of other data of the same form."""
     ensemble = load_ensemble(path, registry)
-    data = data or load_data(ensemble.spec.data, ensemble.spec.seed)
+    if data is None:
+        data = load_data(ensemble.spec.data, ensemble.spec.seed)
+        recorded = RunDirectory.open(path).environment.get("data")
+        check_same_data(recorded, data.fingerprint, ensemble.spec.data.name)
     if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
         what = f"the data has {data.info.form}, but the run was trained on {ensemble.info.form}"
         raise UsageError(what, str(path), "give data with inputs and outputs of the same shape")

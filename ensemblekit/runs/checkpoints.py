@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ensemblekit.core.errors import RunError
-from ensemblekit.runs.atomic import replacing, sweep, write_bytes, write_errors
+from ensemblekit.core.files import sha256_of_file
+from ensemblekit.runs.atomic import replace_file, replacing, sweep, write_bytes, write_errors
 from ensemblekit.runs.manifests import DamagedError, Manifest, MetricsMark, Position, position_of
-from ensemblekit.runs.tensor_files import read_tensors, sha256_of, write_tensors
+from ensemblekit.runs.tensor_files import read_tensors, write_tensors
 
 _NEWEST_KEPT = 2
 
@@ -135,6 +136,21 @@ class Checkpoints:
                 return manifest.metrics
         return None
 
+    def discard_after(self, epoch: int) -> MetricsMark | None:
+        """Remove the checkpoints of later epochs, which will be trained again; returns `metrics_mark` without them."""
+        with write_errors(self.directory):
+            for position in self.positions:
+                if position.epoch > epoch:
+                    (self.directory / position.manifest_name).unlink(missing_ok=True)
+        return self.metrics_mark
+
+    def mark_metrics(self, metrics: MetricsMark) -> None:
+        """Change in all checkpoints how far metrics.jsonl is written."""
+        for position in self.positions:
+            if manifest := self._manifest_or_none(position):
+                content = replace(manifest, metrics=metrics, best=self._best_before(position, known=False)).content()
+                replace_file(self.directory / position.manifest_name, content)
+
     def _best_before(self, position: Position, known: bool = True) -> Position | None:
         """Return the best checkpoint up to a moment: the one known here, else what the manifests say."""
         if known and self._best_known:
@@ -156,7 +172,7 @@ class Checkpoints:
         tensor_file, state_file, _ = (self.directory / name for name in manifest.files)
         for path, sha256 in ((tensor_file, manifest.tensors_sha256), (state_file, manifest.state_sha256)):
             try:
-                if sha256_of(path) != sha256:
+                if sha256_of_file(path) != sha256:
                     raise DamagedError(path, "it differs from what was written")
             except OSError as error:
                 raise DamagedError(path, str(error.strerror)) from error

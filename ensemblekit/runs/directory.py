@@ -1,60 +1,54 @@
 """The run directory: spec, environment, metrics, checkpoints, model and result, safe from a crash at any moment.
 
-Only the process that holds the lock writes; anybody may read at any time.
+Only the process that holds the lock writes; anybody may read at any time. Every file is covered by a checksum, and is
+verified whenever it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from ensemblekit.core.errors import RunError
-from ensemblekit.runs.atomic import (
-    json_bytes,
-    read_json,
-    replace_file,
-    replacing,
-    sweep,
-    write_all,
-    write_bytes,
-    write_errors,
-)
+from ensemblekit.runs import model_files
+from ensemblekit.runs.atomic import replace_file, sweep, write_errors
 from ensemblekit.runs.checkpoints import Checkpoint, Checkpoints
+from ensemblekit.runs.json_files import read_json, write_json
 from ensemblekit.runs.locking import is_locked, locked
-from ensemblekit.runs.manifests import Position
-from ensemblekit.runs.tensor_files import read_tensors, sha256_of, write_tensors
-
-FORMAT_VERSION = 1
-
-_RUN, _SPEC, _ENVIRONMENT, _METRICS = "run.json", "spec.toml", "environment.json", "metrics.jsonl"
-_WEIGHTS, _MODEL, _RESULT, _CHECKPOINTS, _LOCK = (
-    "model.safetensors",
-    "model.json",
-    "result.json",
-    "checkpoints",
-    ".lock",
+from ensemblekit.runs.manifests import MetricsMark, Position
+from ensemblekit.runs.metrics_file import MetricsFile
+from ensemblekit.runs.own_files import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    MODEL,
+    RESULT,
+    RUN,
+    SPEC,
+    check_own_files,
 )
+from ensemblekit.runs.record import RunRecord
+from ensemblekit.runs.starting import check_unused, is_abandoned, remove_abandoned
+
+_HISTORY = "history"
+"""The key of result.json for the rows of metrics.jsonl."""
 
 
 class RunDirectory:
     """One run on disk."""
 
-    def __init__(self, path: Path, record: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, record: RunRecord | None = None) -> None:
         self.path = path
-        self._record: dict[str, Any] = dict(record or {})
-        """The content of run.json; empty until `begin`."""
-        self._checkpoints = Checkpoints(path / _CHECKPOINTS)
+        self._record = record or RunRecord(path)
+        self._checkpoints = Checkpoints(path / CHECKPOINTS)
+        self._metrics = MetricsFile(path / METRICS, checksum_required=self._record.has_checksums)
 
     @classmethod
     @contextmanager
@@ -62,24 +56,25 @@ class RunDirectory:
         """Reserve and lock a directory for a new run; call `begin` in the block, else nothing is left behind.
 
         Args:
-            path: a directory that is empty or does not exist.
+            path: a directory that is empty or does not exist, or in which a run was killed before it saved anything.
             is_new: whether an existing directory was made for this run only.
 
         Raises:
             RunError: the directory is not empty, not writable, or in use by another process.
         """
         path = Path(path)
-        _check_unused(path)
+        check_unused(path)
         existed = path.exists() and not is_new
         with write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
-        with locked(path / _LOCK):
-            _check_unused(path)  # another process may have been faster
+        with locked(path / LOCK):
+            check_unused(path)  # another process may have been faster
+            abandoned = is_abandoned(path)
             try:
                 yield directory
             finally:
-                if not directory._record:
+                if not directory._record and not abandoned:
                     directory._remove_leftovers(keep_directory=existed)
 
     @classmethod
@@ -94,41 +89,22 @@ class RunDirectory:
         with cls.claim(path, is_new=True) as directory:
             yield directory
 
-    @classmethod
-    def create(cls, path: str | Path, spec_toml: str, environment: Mapping[str, Any]) -> RunDirectory:
-        """Begin a run in a new directory without keeping its lock."""
-        with cls.claim(path) as directory:
-            directory.begin(spec_toml, environment)
-        return directory
-
     def begin(self, spec_toml: str, environment: Mapping[str, Any]) -> None:
-        """Write the files that make the directory a run."""
-        content = spec_toml.encode()
-        record = {
-            "format_version": FORMAT_VERSION,
-            "created": _now(),
-            "status": "running",
-            "spec_sha256": hashlib.sha256(content).hexdigest(),
-            "spec": spec_toml,
-        }
+        """Write the files that make the directory a run, in place of those of a run that has saved nothing."""
+        remove_abandoned(self.path)
         with write_errors(self.path):
-            (self.path / _CHECKPOINTS).mkdir()
-        replace_file(self.path / _SPEC, content)
-        replace_file(self.path / _ENVIRONMENT, json_bytes(environment))
-        replace_file(self.path / _RUN, json_bytes(record))  # last: with it the directory is a run
-        self._record = record
+            (self.path / CHECKPOINTS).mkdir()  # first: it tells that the files beside it are those of a run
+        replace_file(self.path / SPEC, spec_toml.encode())
+        write_json(self.path / ENVIRONMENT, environment)
+        self._record.begin(spec_toml)  # last: with it the directory is a run
+        self._metrics.checksum_required = True
 
     def _remove_leftovers(self, keep_directory: bool) -> None:
         """Remove what an unsuccessful start has written, and the directory itself if it was new."""
-        for name in (_RUN, _ENVIRONMENT, _SPEC):
+        remove_abandoned(self.path)
+        if set(os.listdir(self.path)) <= {LOCK}:
             with suppress(OSError):
-                (self.path / name).unlink()
-        sweep(self.path)
-        with suppress(OSError):
-            (self.path / _CHECKPOINTS).rmdir()
-        if set(os.listdir(self.path)) <= {_LOCK}:
-            with suppress(OSError):
-                (self.path / _LOCK).unlink()
+                (self.path / LOCK).unlink()
                 if not keep_directory:
                     self.path.rmdir()
 
@@ -137,171 +113,154 @@ class RunDirectory:
         """Open an existing run, without locking it.
 
         Raises:
-            RunError: there is no run, or this version cannot read it.
+            RunError: there is no run, its run.json is damaged, or this version cannot read it.
         """
         path = Path(path)
-        file = path / _RUN
-        if not os.path.isfile(file):
-            raise RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
-        record = read_json(file)
-        _check_format(record, file)
-        spec = record.get("spec")
-        if not isinstance(spec, str) or _sha256(spec) != record.get("spec_sha256"):
-            raise RunError("damaged: the spec differs from the one that was written", str(file), "restore the file")
-        return cls(path, record)
+        check_own_files(path)
+        if os.path.isfile(path / RUN):
+            return cls(path, RunRecord.read(path))
+        if is_abandoned(path):
+            fix = f"start it again in the same directory: ensemblekit train … --out {path}"
+            raise RunError("the run was stopped while it started, before anything was saved", str(path), fix)
+        raise RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the run for this process; a `RunError` names the process id if a living process holds the lock."""
-        return locked(self.path / _LOCK)
+        return locked(self.path / LOCK)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has finished; its result may have been lost since."""
+        return os.path.lexists(self.path / RESULT) or self._record.status == "finished"
 
     @property
     def status(self) -> str:
         """How far the run is: "running", "finished", "interrupted" or "failed"."""
-        if os.path.lexists(self.path / _RESULT):
+        if self.is_finished:
             return "finished"
-        if is_locked(self.path / _LOCK):
+        if is_locked(self.path / LOCK):
             return "running"
-        recorded = self._record.get("status")
-        return recorded if recorded == "failed" else "interrupted"
+        return "failed" if self._record.status == "failed" else "interrupted"
 
     @property
     def error(self) -> str | None:
         """Why the run failed; None if it did not."""
-        error = self._record.get("error")
-        return error if self.status == "failed" and isinstance(error, str) else None
+        return self._record.error if self.status == "failed" else None
 
     @property
     def created(self) -> str:
         """When the run was begun, in ISO format."""
-        return str(self._record.get("created", ""))
+        return self._record.created
 
     @property
     def notices(self) -> list[str]:
         """What a user should know about the run although it is no error, as recorded last."""
-        notices = self._record.get("notices")
-        return [str(text) for text in notices] if isinstance(notices, list) else []
+        return self._record.notices
 
     def write_status(self, status: str, error: str | None = None, notices: Sequence[str] | None = None) -> None:
         """Record how the run goes or how it ended; `notices` replace those that were recorded before.
 
-        Before `begin` there is nothing to record: a run that ends before leaves nothing behind.
+        A run that ends before `begin` has nothing to record, and leaves nothing behind.
         """
         if not self._record:
             return
-        kept = self.notices if notices is None else list(notices)
-        self._record |= {"status": status, "updated": _now(), "error": error, "notices": kept}
-        replace_file(self.path / _RUN, json_bytes(self._record))
+        if not self._record.has_checksums:
+            self._add_checksums()
+        self._record.write_status(status, error, notices)
 
-    def _spec_text(self) -> str:
-        file = self.path / _SPEC
-        try:
-            return file.read_bytes().decode()
-        except OSError as error:
-            raise RunError(f"cannot read: {error.strerror}", str(file), "restore the file") from error
-        except UnicodeDecodeError as error:
-            raise RunError(f"not UTF-8 text: byte {error.start}", str(file), "restore the file") from error
+    def _add_checksums(self) -> None:
+        """Bring the files of a run of format 1 to format 2; what is damaged is left as it is."""
+        write_json(self.path / ENVIRONMENT, self.environment)
+        self._metrics.write(self._metrics.read())
+        self._metrics.checksum_required = True
+        with suppress(RunError):
+            model_files.add_checksum(self.path)
+        with suppress(RunError):
+            if (result := self.read_result()) is not None:
+                self.write_result(result)
 
     def check_spec_unchanged(self) -> None:
         """Raise a `RunError` that names every key of spec.toml whose value differs from when the run was begun."""
-        text, file, original = self._spec_text(), str(self.path / _SPEC), str(self._record["spec"])
-        if text == original:
-            return
-        if text == self._record.get("previous_spec"):  # a crash in `lengthen`
-            replace_file(self.path / _SPEC, original.encode())
-            return
-        fix = f"undo the change, or start another run: ensemblekit train {file} --out …"
-        try:
-            old, new = (_leaves(tomllib.loads(spec), "") for spec in (original, text))
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"the spec was changed and is no longer valid TOML: {error}", file, fix) from error
-        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        if keys:
-            changes = ", ".join(f"{key}: {old.get(key, 'not set')} → {new.get(key, 'not set')}" for key in keys)
-            raise RunError(f"the spec was changed: {changes}", file, fix)
+        self._record.check_spec_unchanged()
 
     def lengthen(self, spec_toml: str, epoch: int) -> None:
         """Let the run, finished or not, go on after `epoch` epochs with a spec of more epochs; call it with the lock.
 
-        After a crash in between it is an unfinished run with one of both specs; `check_spec_unchanged` completes it.
+        After a crash in between it is an unfinished run with one of both specs; `restore_spec` completes the change.
         """
         with write_errors(self.path):
-            (self.path / _RESULT).unlink(missing_ok=True)
-        self._record |= {
-            "status": "interrupted",
-            "updated": _now(),
-            "previous_spec": self._record["spec"],
-            "spec": spec_toml,
-            "spec_sha256": _sha256(spec_toml),
-            "continued_from": epoch,
-        }
-        replace_file(self.path / _RUN, json_bytes(self._record))
-        replace_file(self.path / _SPEC, spec_toml.encode())
+            for name in (RESULT, MODEL):
+                (self.path / name).unlink(missing_ok=True)
+        self._record.change_spec(spec_toml, continued_from=epoch)
 
     @property
     def continued_from(self) -> int | None:
         """The epoch after which the run goes on although it was to end there; None if there is none."""
-        epoch = self._record.get("continued_from")
-        return epoch if isinstance(epoch, int) else None
+        return self._record.continued_from
 
-    @property
-    def newest_position(self) -> Position | None:
-        """The moment of the newest checkpoint, which is not verified."""
-        return max(self._checkpoints.positions, default=None)
+    def restore_spec(self) -> None:
+        """Write spec.toml again if it is missing, as `damage` then says, or if `lengthen` was killed before it did."""
+        if damage := self._record.restore_spec():
+            self.damage.append(damage)
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, plugins, device, engine and times of the run."""
-        return read_json(self.path / _ENVIRONMENT)
+        holds = "versions, plugins, times and the fingerprint of the data"
+        fix = f"restore the file, or delete it and have it recorded anew: ensemblekit resume {self.path}"
+        return read_json(self.path / ENVIRONMENT, holds, fix, checksum_required=self._record.has_checksums)
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether there is an environment, damaged or not."""
+        return os.path.lexists(self.path / ENVIRONMENT)
+
+    def restore_environment(self, environment: Mapping[str, Any]) -> None:
+        """Record the environment anew after it was lost, as `damage` then says."""
+        write_json(self.path / ENVIRONMENT, environment)
+        self.damage.append(f"{ENVIRONMENT} was missing: it now describes where the run was resumed")
 
     def update_environment(self, **changes: Any) -> None:
         """Add to the environment, or replace parts of it."""
-        replace_file(self.path / _ENVIRONMENT, json_bytes({**self.environment, **changes}))
+        write_json(self.path / ENVIRONMENT, {**self.environment, **changes})
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Append the metrics of one epoch; after an error no part of the row is in the file."""
-        file = self.path / _METRICS
-        content = json_bytes(row, indent=None)
-        with write_errors(file):
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                end = _end_of_last_line(descriptor)
-                os.ftruncate(descriptor, end)
-                try:
-                    write_all(descriptor, content)
-                except BaseException:
-                    os.ftruncate(descriptor, end)
-                    raise
-            finally:
-                os.close(descriptor)
+        self._metrics.append(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics of all epochs, oldest first; an incomplete last line is ignored."""
-        file = self.path / _METRICS
-        try:
-            lines = file.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise RunError(f"cannot read: {error.strerror}", str(file), "restore the file") from error
-        rows = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict):
-                raise RunError(f"damaged: line {number} is not a JSON object", str(file), "restore or delete the line")
-            rows.append(row)
-        return rows
+        """Return the metrics of all epochs, oldest first; a `RunError` if rows were changed or are missing."""
+        # the mark first: a run that is being trained may append rows in the meantime
+        mark, complete = self._checkpoints.metrics_mark, False
+        with suppress(RunError):  # a lost result says nothing about the metrics
+            if self.is_finished and (saved := self._read_result().get(_HISTORY)) is not None:
+                mark, complete = MetricsMark(*saved), True
+        return self._metrics.read(mark, complete)
 
-    def truncate_metrics(self, epoch: int) -> None:
-        """Drop the metrics of all epochs after this one."""
-        rows = [row for row in self.read_metrics() if isinstance(row.get("epoch"), int) and row["epoch"] <= epoch]
-        replace_file(self.path / _METRICS, b"".join(json_bytes(row, indent=None) for row in rows))
+    def truncate_metrics(self, epoch: int) -> list[dict[str, Any]]:
+        """Drop the metrics of all epochs after this one, and the checkpoints that were saved after it.
+
+        Rows cannot be recovered. If the file was deleted, the run goes on without those of the past, which `damage`
+        then says.
+
+        Returns:
+            The rows that are left.
+
+        Raises:
+            RunError: rows were changed, or some are missing.
+        """
+        mark = self._checkpoints.discard_after(epoch)
+        if self._metrics.is_missing and mark is not None and mark.rows:
+            self._checkpoints.mark_metrics(MetricsMark())
+            self.damage.append(f"{METRICS} is missing: the metrics of {mark.rows} epochs are lost")
+            mark = None
+        rows = [row for row in self._metrics.read(mark) if isinstance(row.get("epoch"), int) and row["epoch"] <= epoch]
+        self._metrics.write(rows)
+        return rows
 
     def save_checkpoint(self, checkpoint: Checkpoint, best: bool = False) -> None:
         """Commit a checkpoint; the last two and the best one are kept."""
-        self._checkpoints.save(checkpoint, best)
+        self._checkpoints.save(checkpoint, best, self._metrics.mark())
         sweep(self.path)
 
     def load_checkpoint(self, best: bool = False) -> Checkpoint:
@@ -316,100 +275,64 @@ class RunDirectory:
 
     @property
     def damage(self) -> list[str]:
-        """What `load_checkpoint` has found damaged and skipped, in words."""
+        """What was found damaged or lost and passed over, in words; the run has to report it."""
         return self._checkpoints.damage
+
+    @property
+    def newest_position(self) -> Position | None:
+        """The moment of the newest checkpoint, which is not verified."""
+        return max(self._checkpoints.positions, default=None)
 
     @property
     def checkpoint_epochs(self) -> list[int]:
         """The epochs after which, or after some steps of the next, there is a checkpoint; none of them is verified."""
         return sorted({position.epoch for position in self._checkpoints.positions})
 
+    @property
+    def has_saved_nothing(self) -> bool:
+        """Whether the run was stopped before its first checkpoint."""
+        return not self._checkpoints.positions and not self.is_finished and self._metrics.mark().rows == 0
+
     def write_model(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Store the trained model; it exists once both files are in place."""
-        mark = self.path / _MODEL
-        with replacing(self.path / _WEIGHTS, mark) as (weights_file, model_file):
-            sha256 = write_tensors(weights_file, tensors)
-            write_bytes(model_file, json_bytes({"sha256": sha256, "metadata": metadata}))
-            mark.unlink(missing_ok=True)  # it describes the weights that are being replaced
+        model_files.write_model(self.path, tensors, metadata)
 
     def read_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Read and verify the tensors and metadata of the trained model; a `RunError` if it is missing or damaged."""
-        weights, mark = self.path / _WEIGHTS, self.path / _MODEL
-        if not os.path.isfile(weights) or not os.path.isfile(mark):
+        if not self.is_finished and not model_files.has_model(self.path):
             raise RunError("the run has not finished", str(self.path), f"ensemblekit resume {self.path}")
-        record = read_json(mark)
-        metadata = record.get("metadata")
-        if not isinstance(metadata, dict):
-            raise RunError("damaged: the metadata is missing", str(mark), "restore the file")
-        try:
-            intact = sha256_of(weights) == record.get("sha256")
-            tensors = read_tensors(weights)
-        except SafetensorError as error:
-            what = "refused: not a safetensors file" + ("" if intact else " (checksum mismatch)")
-            raise RunError(what, str(weights), "restore the file; other formats are never loaded") from error
-        except OSError as error:
-            raise RunError(f"cannot read: {error.strerror}", str(weights), "restore the file") from error
-        if not intact:
-            raise RunError("checksum mismatch", str(weights), "restore the file")
-        return tensors, metadata
+        return model_files.read_model(self.path, self._record.format_version)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Store the final metrics of the run."""
-        replace_file(self.path / _RESULT, json_bytes(result))
+        """Store the final metrics of the run; with them it has finished."""
+        write_json(self.path / RESULT, {**result, _HISTORY: self._metrics.mark()})
 
     def read_result(self) -> dict[str, Any] | None:
-        """Read the final metrics, or None if the run has not finished."""
-        file = self.path / _RESULT
-        return read_json(file) if os.path.lexists(file) else None
+        """Read the final metrics, or None if the run has not finished; a `RunError` if they are damaged or lost."""
+        if not self.is_finished:
+            return None
+        return {key: value for key, value in self._read_result().items() if key != _HISTORY}
 
+    def _read_result(self) -> dict[str, Any]:
+        fix = f"ensemblekit resume {self.path} rebuilds it from the checkpoints"
+        return read_json(self.path / RESULT, "the final metrics", fix, checksum_required=self._record.has_checksums)
 
-def _check_unused(path: Path) -> None:
-    """Raise a `RunError` unless the directory is empty or missing, and writable."""
-    existing = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
-    if existing.is_dir() and not os.access(existing, os.W_OK | os.X_OK):
-        raise RunError("cannot write", str(path), f"choose another --out, or make {existing} writable")
-    if not os.path.lexists(path):
-        return
-    with write_errors(path):
-        if path.is_dir() and set(os.listdir(path)) <= {_LOCK}:
-            return
-    if os.path.lexists(path / _RUN):
-        fix = f"ensemblekit resume {path}, or choose another --out"
-        raise RunError("a run already exists here", str(path), fix)
-    what = "the directory is not empty" if path.is_dir() else "not a directory"
-    raise RunError(what, str(path), "choose another --out")
+    def needs_training(self) -> bool:
+        """Whether the run has not finished, or has lost outputs that are to be rebuilt, as `damage` then says."""
+        if not self.is_finished:
+            return True
+        problems = []
+        for check in (self.read_result, lambda: model_files.check_model(self.path, self._record.format_version)):
+            try:
+                check()
+            except RunError as error:
+                problems.append(error.problem)
+        self.damage.extend(f"rebuilt from the checkpoints: {problem}" for problem in problems)
+        return bool(problems) or self._has_lost_metrics()
 
-
-def _check_format(record: Mapping[str, Any], file: Path) -> None:
-    version = record.get("format_version")
-    if not isinstance(version, int):
-        raise RunError("damaged: the format version is missing", str(file), "restore the file")
-    if version > FORMAT_VERSION:
-        what = f"written by a newer version (format {version}; this version reads up to {FORMAT_VERSION})"
-        raise RunError(what, str(file), "upgrade ensemblekit")
-    if version < 1:
-        raise RunError(f"damaged: format {version} does not exist", str(file), "restore the file")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
-
-
-def _leaves(value: Any, key: str) -> dict[str, str]:
-    """Return all plain values by dotted key, each as text, so that 1 differs from 1.0."""
-    if isinstance(value, dict | list) and (value or not key):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for name, item in items for k, v in _leaves(item, f"{key}.{name}".lstrip(".")).items()}
-    return {key: repr(value)}
-
-
-def _end_of_last_line(descriptor: int) -> int:
-    """Return the offset in bytes at which the last complete line of a file ends."""
-    size = os.fstat(descriptor).st_size
-    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
-        return size
-    return os.pread(descriptor, size, 0).rfind(b"\n") + 1
+    def _has_lost_metrics(self) -> bool:
+        try:
+            self.read_metrics()
+        except RunError:
+            return self._metrics.is_missing  # damaged ones cannot be rebuilt, and may still be restored
+        return False

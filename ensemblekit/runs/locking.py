@@ -45,7 +45,7 @@ def _acquire(path: Path) -> int:
     owner = 0
     for _ in range(_ATTEMPTS):
         with write_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(descriptor, 0)
@@ -71,7 +71,7 @@ def _acquire(path: Path) -> int:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock; changes nothing."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -86,7 +86,7 @@ def is_locked(path: Path) -> bool:
 def _is_file(descriptor: int, path: Path) -> bool:
     """Whether the open file is still the one at that path."""
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except OSError:
         return False
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ensemblekit.runs.atomic import json_bytes
-from ensemblekit.runs.sealing import is_intact, sealed
+from ensemblekit.runs.sealing import encoded, is_intact, sealed
 
 MANIFEST_FORMAT = 2
 _OWN_FILE = re.compile(r"epoch-([0-9]{6,18})(?:-step-([0-9]{6,18}))?(-again)?\.(safetensors|json|manifest\.json)")
@@ -76,7 +75,7 @@ class Manifest:
             record = json.loads(content)
             manifest = cls._of(record)
             stems = position.stem, f"{position.stem}-again"
-            as_written = content == json_bytes(record) and manifest.position == position and manifest.stem in stems
+            as_written = content == encoded(record) and manifest.position == position and manifest.stem in stems
         except OSError as error:
             raise DamagedError(path, str(error.strerror)) from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -110,7 +109,7 @@ class Manifest:
             "state_sha256": self.state_sha256,
             "metrics": self.metrics or MetricsMark(),
         }
-        return json_bytes(sealed(record))
+        return encoded(sealed(record))
 
     @property
     def files(self) -> tuple[str, str, str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ensemblekit.core.errors import PluginError, RunError, SpecError
 from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.json_files import as_written
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import Spec
 
@@ -38,6 +38,12 @@ class Run:
     """Versions, plugins, device, engine and times."""
     checkpoints: list[int]
     """The epochs that have a checkpoint."""
+    validation: dict[str, Any] = field(default_factory=dict)
+    """The final metrics on the validation data; empty without validation data or unless the run has finished."""
+    best_epoch: int | None = None
+    """The epoch with the least validation loss; None without validation data or unless the run has finished."""
+    stopped_early: bool = False
+    """Whether early stopping ended the training."""
     error: str | None = None
     """Why the run failed."""
     notices: list[str] = field(default_factory=list)
@@ -62,10 +68,11 @@ class Run:
 
 def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callable[[], Ensemble]) -> Run:
     """Read everything about a run except its weights."""
-    result = directory.read_result()
+    result = directory.read_result() or {}
     with as_written(directory.path / "result.json"):
-        metrics = dict(result["metrics"]) if result is not None else {}
-        members = list(result["members"]) if result is not None else []
+        metrics, validation = dict(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
+        members = list(result.get("members", []))
+        notices = list(dict.fromkeys([*result.get("notices", []), *directory.notices]))
     return Run(
         path=directory.path,
         spec=read_spec(directory, registry),
@@ -75,14 +82,21 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
         history=directory.read_metrics(),
         environment=directory.environment,
         checkpoints=directory.checkpoint_epochs,
+        validation=validation,
+        best_epoch=result.get("best_epoch"),
+        stopped_early=bool(result.get("stopped_early", False)),
         error=directory.error,
-        notices=directory.notices,
+        notices=notices,
         load_ensemble=load_ensemble,
     )
 
 
 def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
-    """Read the spec of a run; a missing plugin is named with the package that provided it."""
+    """Read the spec of a run, which must be as it was written.
+
+    A missing plugin is named with the package that provided it.
+    """
+    directory.check_spec_unchanged()
     with as_written(directory.path / "environment.json"):
         used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
     for kind, name, package in used:
@@ -94,13 +108,3 @@ def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
             if problem.code == "unknown_plugin":
                 raise PluginError(problem.what, f"{problem.path} of {directory.path}", problem.fix) from error
         raise RunError(error.what, error.where, error.fix, path=str(directory.path)) from error
-
-
-@contextmanager
-def as_written(file: Path) -> Iterator[None]:
-    """Raise a `RunError` if the content of a file does not have the structure in which runs write it."""
-    try:
-        yield
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        what = f"damaged: unexpected structure ({type(error).__name__}: {error})"
-        raise RunError(what, str(file), "restore the file", path=str(file)) from error

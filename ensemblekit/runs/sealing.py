@@ -34,6 +34,11 @@ def unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key != KEY}
 
 
+def encoded(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
+    """Encode as standard JSON; nan and infinity become null."""
+    return json.dumps(finite(value), allow_nan=False, indent=indent).encode() + b"\n"
+
+
 def finite(value: Any) -> Any:
     """Return a value with None in place of nan and infinity, for which JSON has no words."""
     if isinstance(value, float):

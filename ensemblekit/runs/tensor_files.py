@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -12,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ensemblekit.runs.atomic import sync
+from ensemblekit.core.files import sha256_of_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors of any device, layout and dtype, and sync; returns the file's sha256."""
+    """Write tensors of any device, layout and dtype; returns the file's sha256."""
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -26,20 +25,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         raise
     path.chmod(mode)  # safetensors leaves a file that only its owner may read
-    sync(path)
-    return sha256_of(path)
+    return sha256_of_file(path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file, on the CPU; a `SafetensorError` if it is not a safetensors file."""
     # load_file maps the file to memory: copies stay valid if the file is replaced, truncated or removed
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file; safetensors itself would load a flipped bit without an error."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

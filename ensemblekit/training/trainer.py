@@ -21,6 +21,7 @@ from ensemblekit.core.hookspecs import RunStatus
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.engines.base import Engine, EngineSettings
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
@@ -119,13 +120,37 @@ class Trainer:
             chosen = {"name": self.engine_name, "device": str(self.device)}
             resolved = replace(self.spec, engine=self.spec.engine.model_copy(update=chosen))
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
+            facts["data"] = self.data.fingerprint
             with self.stop.awaited():
                 self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
                 self.saver.save(0)
                 self._run()
 
     def resume(self) -> None:
-        """Continue from the last checkpoint to the end, with the number of threads that the run was started with."""
+        """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again.
+
+        torch uses as many threads as when the run was started, where it can.
+        """
+        recorded = self.directory.environment
+        check_same_data(recorded.get("data"), self.data.fingerprint, self.spec.data.name)
+        starts_again = self.directory.has_saved_nothing
+        row = "started again: it was stopped before its first checkpoint" if starts_again else self._restore_last()
+        self.directory.write_status("running")
+        with recorded_threads(recorded), self._life_cycle(("resume", row)):
+            for text in (*self.directory.damage, *machine_notices(recorded)):
+                self.hooks.call.notice(text=text)
+            self._choose_engine_again(recorded)
+            facts = {"epoch": self.saver.last.epoch, "step": self.saver.last.step, "engine": self.engine_name}
+            facts |= {"device": str(self.device), **machine_facts()}
+            resumed = [*recorded.get("resumed", ()), facts]
+            self.directory.update_environment(data=self.data.fingerprint, resumed=resumed)
+            with self.stop.awaited():
+                if starts_again:
+                    self.saver.save(0)
+                self._run()
+
+    def _restore_last(self) -> str:
+        """Restore everything from the last checkpoint; says from which."""
         checkpoint = self.directory.load_checkpoint()
         self.restore(checkpoint)
         self.partial = checkpoint if checkpoint.step else None
@@ -133,20 +158,8 @@ class Trainer:
         self.clock.seconds |= checkpoint.state.get("seconds", {})
         if checkpoint.epoch == self.directory.continued_from:
             self.selection.evaluations_since_best = 0
-        self.directory.truncate_metrics(checkpoint.epoch)
-        self.history = self.directory.read_metrics()
-        self.directory.write_status("running")
-        recorded = self.directory.environment
-        row = ("resume", f"resumed from {checkpoint.position}")
-        with recorded_threads(recorded), self._life_cycle(row):
-            for text in (*self.directory.damage, *machine_notices(recorded)):
-                self.hooks.call.notice(text=text)
-            self._choose_engine_again(recorded)
-            facts = {"epoch": checkpoint.epoch, "step": checkpoint.step, "engine": self.engine_name}
-            facts |= {"device": str(self.device), **machine_facts()}
-            self.directory.update_environment(resumed=[*recorded.get("resumed", ()), facts])
-            with self.stop.awaited():
-                self._run()
+        self.history = self.directory.truncate_metrics(checkpoint.epoch)
+        return f"resumed from {checkpoint.position}"
 
     @contextmanager
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:

@@ -21,11 +21,19 @@ import torch
 
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError
 from ensemblekit.runs import tensor_files
-from ensemblekit.runs.directory import Checkpoint, RunDirectory
+from ensemblekit.runs.checkpoints import Checkpoint
+from ensemblekit.runs.directory import RunDirectory
 
 # All that change a file or a directory; between two of them a death leaves the same as at the next one.
 FILE_EVENTS = {f"os.{name}" for name in ("rename", "remove", "mkdir", "rmdir", "chmod", "truncate")}
 DIED = 9
+
+
+def create(path: Path, spec_toml: str = "", environment: dict[str, Any] | None = None) -> RunDirectory:
+    """Begin a run in a new directory without keeping its lock."""
+    with RunDirectory.claim(path) as directory:
+        directory.begin(spec_toml, environment or {})
+    return directory
 
 
 def checkpoint(epoch: int, size: int = 50) -> Checkpoint:
@@ -42,11 +50,11 @@ ACTIONS: dict[str, Callable[[RunDirectory], None]] = {
     "save": lambda run: run.save_checkpoint(checkpoint(4), best=True),
     "save again": lambda run: run.save_checkpoint(checkpoint(3, size=60)),
     "model": lambda run: run.write_model(*model(2)),
-    "append": lambda run: run.append_metrics({"epoch": 4}),
-    "truncate": lambda run: run.truncate_metrics(1),
+    "append": lambda run: run.append_metrics({"epoch": 5}),
+    "truncate": lambda run: run.truncate_metrics(3),
     "large": lambda run: run.save_checkpoint(checkpoint(4, size=100_000)),
     "large model": lambda run: run.write_model({"weight": torch.zeros(100_000)}, {}),
-    "large row": lambda run: run.append_metrics({"epoch": 4, "text": "x" * 100_000}),
+    "large row": lambda run: run.append_metrics({"epoch": 5, "text": "x" * 100_000}),
     "large environment": lambda run: run.update_environment(text="x" * 100_000),
     "large result": lambda run: run.write_result({"text": "x" * 100_000}),
 }
@@ -163,7 +171,9 @@ def race_to_create(path: Path, processes: int) -> int:
         while time.monotonic() < begin:
             pass
         try:
-            RunDirectory.create(path, f"seed = {number}\n", {"number": number})
+            with RunDirectory.claim(path) as directory:
+                directory.begin(f"seed = {number}\n", {"number": number})
+                directory.save_checkpoint(checkpoint(0))
         except EnsemblekitError as error:
             return error.exit_code
         return 0

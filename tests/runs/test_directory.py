@@ -13,20 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.run_directory_children import checkpoint, model
+from helpers.run_directory_children import checkpoint, create, model
 
 from ensemblekit.core.errors import ResourceError, RunError
-from ensemblekit.runs import atomic
+from ensemblekit.core.files import sha256_of_file
 from ensemblekit.runs import directory as run_directory
-from ensemblekit.runs.directory import FORMAT_VERSION, RunDirectory
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.json_files import write_json
 from ensemblekit.runs.locking import locked
+from ensemblekit.runs.record import FORMAT_VERSION
 
 SPEC = 'seed = 0\n[model]\nname = "mlp"\nwidths = [8, 4]\n[training]\nlr = 0.1 # a comment\n'
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "runs" / "demo", SPEC, {"seed": 0, "device": "cpu"})
+    return create(tmp_path / "runs" / "demo", SPEC, {"seed": 0, "device": "cpu"})
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -50,13 +52,14 @@ def test_a_new_run_can_be_opened_and_has_what_it_was_given(run):
 
 
 def test_a_run_can_be_created_in_an_empty_directory(tmp_path):
-    assert RunDirectory.create(tmp_path, SPEC, {}).path == tmp_path
+    assert create(tmp_path, SPEC, {}).path == tmp_path
 
 
 def test_an_existing_run_is_refused_and_stays_as_it_is(run):
+    run.save_checkpoint(checkpoint(0))
     before = content(run.path)
     with pytest.raises(RunError, match=f"ensemblekit resume {run.path}") as caught:
-        RunDirectory.create(run.path, "seed = 1\n", {})
+        create(run.path, "seed = 1\n", {})
     assert caught.value.exit_code == 5
     assert str(run.path) in caught.value.where
     assert content(run.path) == before
@@ -66,13 +69,13 @@ def test_a_run_that_another_process_has_created_in_the_meantime_stays_as_it_is(t
     @contextmanager
     def locked_too_late(path: Path) -> Iterator[None]:
         monkeypatch.undo()
-        RunDirectory.create(path.parent, "seed = 1\n", {})
+        create(path.parent, "seed = 1\n", {}).save_checkpoint(checkpoint(0))
         with locked(path):
             yield
 
     monkeypatch.setattr(run_directory, "locked", locked_too_late)
     with pytest.raises(RunError, match="ensemblekit resume"):
-        RunDirectory.create(tmp_path / "run", SPEC, {})
+        create(tmp_path / "run", SPEC, {})
     RunDirectory.open(tmp_path / "run").check_spec_unchanged()
     assert (tmp_path / "run" / "spec.toml").read_text() == "seed = 1\n"
 
@@ -84,14 +87,14 @@ def test_what_is_not_an_empty_directory_is_refused_and_stays_as_it_is(tmp_path, 
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     with pytest.raises(RunError, match="choose another --out"):
-        RunDirectory.create(place, SPEC, {})
+        create(place, SPEC, {})
     assert content(tmp_path) == {str(mine.relative_to(tmp_path)): b"mine"}
 
 
 def test_a_path_below_a_file_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write") as caught:
-        RunDirectory.create(tmp_path / "file" / "run", SPEC, {})
+        create(tmp_path / "file" / "run", SPEC, {})
     assert caught.value.exit_code == 5
 
 
@@ -102,9 +105,9 @@ def test_a_read_only_directory_cannot_be_written_and_nothing_is_left_in_it(tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", refuse)  # the files themselves, as a quota by name would
         with pytest.raises(RunError, match="cannot write: Read-only file system"):
-            RunDirectory.create(tmp_path / "run", SPEC, {})
+            create(tmp_path / "run", SPEC, {})
     assert list(tmp_path.iterdir()) == []
-    RunDirectory.create(tmp_path / "run", SPEC, {})
+    create(tmp_path / "run", SPEC, {})
 
 
 @pytest.mark.parametrize("path", ["nothing", "empty", "file", "file/below"])
@@ -164,7 +167,8 @@ def test_metrics_come_back_row_by_row_without_anything_that_is_not_json(run):
     rows = [{"epoch": 1, "loss": 0.1 + 0.2, "members": [None, 1.0], "more": {"x": None}}, {"epoch": 2, "loss": None}]
     assert run.read_metrics() == rows
     text = (run.path / "metrics.jsonl").read_text()
-    assert [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()] == rows
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert [{key: value for key, value in line.items() if key != "sha256"} for line in lines] == rows
 
 
 def test_a_torn_last_row_does_not_count_and_the_next_one_takes_its_place(run):
@@ -179,7 +183,9 @@ def test_a_torn_last_row_does_not_count_and_the_next_one_takes_its_place(run):
 
 
 def test_a_damaged_row_is_named_by_its_line(run):
-    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo\n{"epoch": 3}\n')
+    run.append_metrics({"epoch": 1})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"epo\n{"epoch": 3}\n')
     with pytest.raises(RunError, match="line 2"):
         run.read_metrics()
 
@@ -190,7 +196,8 @@ def test_rows_after_an_epoch_can_be_dropped(run):
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"epoch": 4')
     run.truncate_metrics(2)
-    assert (run.path / "metrics.jsonl").read_text() == '{"epoch": 1, "loss": 1.0}\n{"epoch": 2, "loss": 0.5}\n'
+    assert run.read_metrics() == [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5}]
+    assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_result_comes_back(run):
@@ -253,8 +260,8 @@ def test_a_pickle_in_place_of_the_weights_is_refused_and_not_run(run, tmp_path, 
     weights = run.path / "model.safetensors"
     write({"weight": Canary(tmp_path / "canary")}, weights)
     if vouched_for:
-        sha256 = run_directory.sha256_of(weights)
-        (run.path / "model.json").write_text(json.dumps({"sha256": sha256, "metadata": {}}))
+        record = {"format_version": 2, "weights_sha256": sha256_of_file(weights), "metadata": {}}
+        write_json(run.path / "model.json", record)
     with pytest.raises(RunError, match="refused") as caught:
         run.read_model()
     assert caught.value.exit_code == 5
@@ -284,8 +291,8 @@ def test_every_file_is_on_the_disk_before_its_name_and_the_names_before_the_one_
         replace(source, target)
         log.append((target.name, target.parent.stat().st_ino))
 
-    monkeypatch.setattr(atomic.os, "fsync", logged_fsync)
-    monkeypatch.setattr(atomic.os, "replace", logged_replace)
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(os, "replace", logged_replace)
     run.save_checkpoint(checkpoint(1))
     run.write_model(*model(1))
     run.write_result({})
@@ -309,7 +316,7 @@ def test_a_disk_that_is_full_from_the_start_is_said_before_any_training(tmp_path
 
     monkeypatch.setattr(os, "write", refuse)
     with pytest.raises(ResourceError, match="disk full") as caught:
-        RunDirectory.create(tmp_path / "run", SPEC, {})
+        create(tmp_path / "run", SPEC, {})
     assert caught.value.exit_code == 7
     assert list(tmp_path.iterdir()) == []
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from helpers import run_directory_children
-from helpers.run_directory_children import ACTIONS, checkpoint, model
+from helpers.run_directory_children import ACTIONS, checkpoint, create, model
 from safetensors import SafetensorError
 
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError
 from ensemblekit.runs import tensor_files
-from ensemblekit.runs.directory import Checkpoint, RunDirectory
+from ensemblekit.runs.checkpoints import Checkpoint
+from ensemblekit.runs.directory import RunDirectory
 
 
 def children(*calls: list[Any]) -> list[Any]:
@@ -33,13 +34,13 @@ def children(*calls: list[Any]) -> list[Any]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A run with epochs 1 to 3, of which the first is the best, and a model."""
-    run = RunDirectory.create(tmp_path / "run", "seed = 0\n", {"seed": 0})
+    """A run with epochs 1 to 3, of which the first is the best, and a model; it was killed after its row of epoch 4."""
+    run = create(tmp_path / "run", "seed = 0\n", {"seed": 0})
     for epoch in (1, 2, 3):
         run.append_metrics({"epoch": epoch})
         run.save_checkpoint(checkpoint(epoch), best=epoch == 1)
+    run.append_metrics({"epoch": 4})
     run.write_model(*model(1))
-    run.write_result({"number": 1})
     return run
 
 
@@ -71,7 +72,7 @@ def test_the_last_two_checkpoints_and_the_best_are_kept(run):
 
 
 def test_without_a_best_checkpoint_the_newest_takes_its_part(tmp_path):
-    run = RunDirectory.create(tmp_path, "", {})
+    run = create(tmp_path, "", {})
     for epoch in (1, 2):
         run.save_checkpoint(checkpoint(epoch))
     assert run.load_checkpoint(best=True).epoch == 2
@@ -123,7 +124,7 @@ def test_a_process_killed_at_any_file_event_leaves_the_old_or_the_new_and_nothin
         seen = [outcome(copy, action) for copy in copies]
         old, new = seen[0], seen[-1]
         assert old != new
-        steps = [old, "not finished", new] if action == "model" else [old, new]
+        steps = [old, "damaged", new] if action == "model" else [old, new]
         assert set(seen) <= set(steps)
         assert seen == sorted(seen, key=steps.index)  # what was committed stays so
 
@@ -136,8 +137,8 @@ def outcome(run: RunDirectory, action: str) -> str:
     assert is_whole(best)
     assert best.epoch == (4 if found.epoch == 4 else 1)
     epochs = [row["epoch"] for row in run.read_metrics()]
-    model_number = "not finished"
-    if (run.path / "model.json").exists():
+    model_number = "damaged"
+    if error_of(RunDirectory.read_model, run) is None:
         tensors, metadata = run.read_model()
         assert tensors["weight"].tolist() == [metadata["number"]] * 50
         model_number = str(metadata["number"])
@@ -281,7 +282,7 @@ def test_when_every_checkpoint_is_bad_none_is_used_or_touched(run):
 
 def test_a_run_that_has_not_saved_yet_has_no_usable_checkpoint(tmp_path):
     with pytest.raises(RunError, match="no usable checkpoint"):
-        RunDirectory.create(tmp_path, "", {}).load_checkpoint()
+        create(tmp_path, "", {}).load_checkpoint()
 
 
 def test_a_locked_run_names_its_owner_and_is_free_again_afterwards(run):
@@ -328,12 +329,12 @@ READERS: list[Callable[[RunDirectory], Any]] = [
 ]
 WRITERS: list[Callable[[RunDirectory], Any]] = [
     lambda run: run.lock().__enter__(),
-    lambda run: run.append_metrics({"epoch": 4}),
-    lambda run: run.truncate_metrics(2),
+    lambda run: run.append_metrics({"epoch": 5}),
+    lambda run: run.truncate_metrics(3),
     lambda run: run.update_environment(device="cpu"),
     lambda run: run.save_checkpoint(checkpoint(4)),
     lambda run: run.write_model(*model(2)),
-    lambda run: RunDirectory.create(run.path, "", {}),
+    lambda run: create(run.path, "", {}),
 ]
 
 
@@ -355,6 +356,7 @@ def corrupted(whole: bytes, generator: random.Random) -> bytes:
 
 
 def test_random_damage_to_any_file_raises_nothing_but_errors_for_people(run):
+    run.write_result({"number": 1})
     generator = random.Random(0)
     whole = content(run.path)
     raised = 0

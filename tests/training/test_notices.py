@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from helpers.run_directory_children import create
 from helpers.small_runs import small_spec
 
 import ensemblekit as ek
@@ -21,7 +22,7 @@ def test_the_display_prints_a_notice(capsys):
 
 
 def test_a_run_keeps_each_notice_once_also_when_it_is_resumed(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run", "", {})
+    directory = create(tmp_path / "run")
     for texts in (["busy", "busy", "engine changed"], ["busy", "damaged"]):
         recorder = RunRecorder(RunDirectory.open(tmp_path / "run"))
         hooks = RunHooks([], [recorder]).call
