@@ -99,8 +99,8 @@ def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
     directory.check_spec_unchanged()
     with as_written(directory.path / "environment.json"):
         used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
-    for kind, name, package in used:
-        registry.get(kind, name, package=package)
+        for kind, name, package in used:
+            registry.get(kind, name, package=package)
     try:
         return load_spec(directory.path / "spec.toml", None, registry)
     except SpecError as error:
