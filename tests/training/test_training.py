@@ -54,7 +54,7 @@ def without_times(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for the end of the process."""
 
 
