@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Method, Model, Prepared, Splits
     from ensemblekit.core.seeds import generator
     from ensemblekit.data.augmentation import Augmentations
+    from ensemblekit.data.cache import cache_directory
     from ensemblekit.data.decoding import Decoding
     from ensemblekit.data.image_dataset import ImageDataset
     from ensemblekit.data.in_memory import data_from_datasets
@@ -74,6 +75,7 @@ __all__ = [
     "UsageError",
     "atomic_write",
     "build_model",
+    "cache_directory",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -113,6 +115,7 @@ _HOMES = {
     "core.plugin": "DataInfo Dataset Extension Method Model Prepared Splits",
     "core.seeds": "generator",
     "data.augmentation": "Augmentations",
+    "data.cache": "cache_directory",
     "data.decoding": "Decoding",
     "data.image_dataset": "ImageDataset",
     "data.in_memory": "data_from_datasets",

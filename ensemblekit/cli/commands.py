@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, plugins, runs, specs
+from ensemblekit.cli import bench, cache, plugins, runs, specs
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.display.streams import ReaderGone, discard_unwritten, output_error, prepare_streams, report
@@ -137,6 +137,8 @@ def _raised_by_click(error: OSError) -> bool:
 def _usage_message(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "ensemblekit"
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--debug":
+        return f"--debug stands before the command; in {command}; {command.replace(' ', ' --debug ', 1)} …"
     return f"{error.format_message().rstrip('.')}; in {command}; see {command} --help"
 
 
@@ -172,5 +174,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, plugins, specs, bench):
+for module in (runs, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)

@@ -47,6 +47,14 @@ def complete_plugin(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(name, help=of_kind) for name, of_kind in names.items() if name.startswith(incomplete)]
 
 
+def complete_page(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Installed plugins, and sections of a spec."""
+    from ensemblekit.spec.keys import SECTIONS
+
+    sections = [] if ctx.params.get("kind") else _matching(SECTIONS, incomplete, "section")
+    return [*complete_plugin(ctx, param, incomplete), *sections]
+
+
 def complete_target(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Installed plugins, packages with plugins, and Python files."""
     from ensemblekit.core.registry import discover

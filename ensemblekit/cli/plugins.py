@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ensemblekit.cli.completion import complete_directory, complete_parameter, complete_plugin, complete_target
+from ensemblekit.cli.completion import complete_directory, complete_page, complete_parameter, complete_target
 from ensemblekit.cli.options import json_option, kind_option, plugin_option
 from ensemblekit.core.errors import PluginError, UsageError, did_you_mean
 from ensemblekit.core.kinds import KINDS
@@ -27,7 +27,8 @@ def list_plugins(plural: str | None, plugin_files: Sequence[str], as_json: bool)
     """List the installed plugins, all or those of one kind.
 
     Nothing is imported, so a broken plugin does no harm; `ensemblekit plugins` imports all plugins and reports
-    broken ones. Only `list datasets` imports its plugins, to show size, shape and whether the data is present.
+    broken ones. Only `list datasets` imports its plugins, to show size, shape and whether the data is present; a
+    broken one is listed with its error.
     """
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
@@ -57,36 +58,53 @@ def list_plugins(plural: str | None, plugin_files: Sequence[str], as_json: bool)
 
 
 @click.command("inspect")
-@click.argument("name", metavar="[KIND:]NAME", shell_complete=complete_plugin)
+@click.argument("name", metavar="[KIND:]NAME|SECTION", shell_complete=complete_page)
 @kind_option
 @plugin_option
 @json_option
 def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_json: bool) -> None:
-    """Explain one plugin: formula, parameters, hooks, origin.
+    """Explain a plugin, or a section of a spec.
+
+    For a plugin: formula, parameters, hooks, origin. SECTION is a section of a spec, such as training, engine or
+    training.optimizer; optimizer:adam and schedule:step explain one optimizer or schedule.
 
     Ends with TOML to paste into a spec.
     """
-    from ensemblekit.core.description import plugin_page
-    from ensemblekit.core.lookup import find_plugin
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
     from ensemblekit.display.plugin_pages import print_page
 
-    registry = discover(plugin_files)
-    info = find_plugin(name, registry, kind)
+    page = _page(name, kind, discover(plugin_files))
+    printer = Printer()
+    if as_json:
+        printer.json(page)
+    else:
+        print_page(printer, page)
+
+
+def _page(name: str, kind: str | None, registry: Registry) -> dict[str, Any]:
+    """The page of a plugin; of a section, if no plugin has that name."""
+    from ensemblekit.core.description import plugin_page
+    from ensemblekit.core.lookup import find_plugin
+    from ensemblekit.spec.keys import SECTIONS
+
+    prefix = name.rpartition(":")[0]
+    info = None if prefix in ("optimizer", "schedule") else find_plugin(name, registry, kind)
+    if info is None and kind is None:
+        from ensemblekit.spec.pages import section_page
+
+        if (page := section_page(name, registry)) is not None:
+            return page
     if info is None:
-        near = did_you_mean(name.rpartition(":")[2], [info.name for info in registry])
+        known = [*(info.name for info in registry), *SECTIONS]
+        near = did_you_mean(name.rpartition(":")[2], known)
         raise UsageError(f'no plugin "{name}"', fix=f"{near} ensemblekit list shows the installed plugins".strip())
     page = plugin_page(info)
     if info.kind == "model":
         from ensemblekit.engines.capabilities import default_capabilities
 
         page["paths"] = default_capabilities(info.load())
-    printer = Printer()
-    if as_json:
-        printer.json(page)
-    else:
-        print_page(printer, page)
+    return page
 
 
 @click.command()

@@ -23,7 +23,7 @@ name_argument = click.argument("name", metavar="NAME", shell_complete=complete_s
 def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[str], as_json: bool) -> None:
     """Check a spec without loading data.
 
-    Shows the plan, or everything that is wrong.
+    Shows the plan of the run, or every problem of the spec, each with its key, its source and a fix.
 
     SPEC is a TOML file, or the name of a shipped spec. A value of --set is read as TOML; anything that is not valid
     TOML is taken as a string.

@@ -31,7 +31,7 @@ def plugin_page(info: PluginInfo) -> dict[str, Any]:
         "hooks": sorted(implemented_hooks(plugin_class)),
         "package": info.package,
         "version": info.version,
-        "snippet": snippet(info, fields),
+        "snippet": snippet(KINDS[info.kind].section, fields, info.name),
         **(dataset_facts(plugin_class) if issubclass(plugin_class, Dataset) else {}),
     }
 
@@ -42,9 +42,9 @@ def dataset_facts(dataset_class: type[Dataset]) -> dict[str, Any]:
     Facts that depend on parameters are those of the defaults.
     """
     facts: dict[str, Any] = {
-        "samples": dataset_class.samples or None,
-        "source": dataset_class.source or None,
-        "licence": dataset_class.licence or None,
+        "samples": str(dataset_class.samples) or None,
+        "source": str(dataset_class.source) or None,
+        "licence": str(dataset_class.licence) or None,
         "task": None,
         "input_shape": None,
         "num_outputs": None,
@@ -57,7 +57,8 @@ def dataset_facts(dataset_class: type[Dataset]) -> dict[str, Any]:
         return facts
     known = dataset.info
     if known:
-        facts |= {"task": known.task, "input_shape": list(known.input_shape), "num_outputs": known.num_outputs}
+        shape = [int(size) for size in known.input_shape]
+        facts |= {"task": known.task, "input_shape": shape, "num_outputs": int(known.num_outputs)}
     found = dataset.found_at()
     return facts | {"looked_for": [str(place) for place in dataset.places()], "found_at": str(found) if found else None}
 
@@ -74,6 +75,7 @@ def dataset_row(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def page_facts(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the facts as pairs of a label and lines of text."""
     facts = [("formula", page["formula"]), ("paper", page["paper"]), ("hooks", ", ".join(page["hooks"]))]
+    facts.append(("names", ", ".join(page.get("names", []))))
     facts.append(("package", f"{page['package']} {page['version']}".strip()))
     facts += [(label, words) for label, words in page.get("paths", {}).items()]
     if page["kind"] == "dataset":
@@ -91,11 +93,18 @@ def _shape(facts: Mapping[str, Any]) -> str:
     return "×".join(map(str, facts["input_shape"] or ()))
 
 
-def snippet(info: PluginInfo, fields: Sequence[Parameter]) -> str:
-    """Return TOML that selects the plugin with its defaults; parameters without a default are commented out."""
-    lines = [(f'name = "{info.name}"', "")]
+def snippet(header: str, fields: Sequence[Parameter], name: str | None = None) -> str:
+    """Return the TOML of a section with its defaults; parameters without a default are commented out.
+
+    Args:
+        header: the section's header, such as `[method]`; empty for keys at the top of a spec.
+        fields: its parameters.
+        name: the plugin that it selects, if it selects one.
+    """
+    lines = [] if name is None else [(f"name = {toml_value(name)}", "")]
     for field in fields:
         value = f"{field.name} = {toml_value(field.default)}" if field.default is not None else f"# {field.name} = …"
         lines.append((value, f"# {'required: ' if field.required else ''}{field.allowed}"))
     width = max(len(line) for line, _ in lines)
-    return "\n".join([KINDS[info.kind].section, *(f"{line:<{width}}  {note}".rstrip() for line, note in lines)])
+    texts = [f"{line:<{width}}  {note}".rstrip() for line, note in lines]
+    return "\n".join([header, *texts] if header else texts)

@@ -37,6 +37,8 @@ class Loss(Plugin):
     """How the network's outputs are interpreted."""
     twice_differentiable: ClassVar[bool] = True
     """Whether exact GNCL and the decomposition may use it."""
+    grows_quadratically: ClassVar[bool] = False
+    """Whether it grows at least quadratically in every direction, so that exact GNCL cannot outgrow it."""
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -139,6 +141,7 @@ class MSE(Loss):
 
     formula = "l(z, y) = 1/2 ||z - y||^2"
     takes = "values"
+    grows_quadratically = True
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
         return 0.5 * (outputs - target).square().sum(dim=-1)

@@ -35,13 +35,19 @@ def parameters(section: type[Section]) -> list[Parameter]:
         Parameter(
             name=name,
             type=_type(schema),
-            default=schema.get("default"),
+            default=_default(schema),
             required=name in required,
             allowed=allowed_values(schema),
             description=schema.get("description", ""),
         )
         for name, schema in _schemas(section).items()
     ]
+
+
+def _default(schema: dict[str, Any]) -> Any:
+    """Return the default; None if TOML cannot express it, such as the (None, 0.001) of an optimizer."""
+    default = schema.get("default")
+    return None if isinstance(default, list) and None in default else default
 
 
 @cache
@@ -54,7 +60,8 @@ def _schemas(section: type[Section]) -> dict[str, dict[str, Any]]:
 def allowed_values(schema: dict[str, Any]) -> str:
     """Write the values that a field's JSON schema allows in words: `number ≥ 0 and ≤ 1`."""
     if "anyOf" in schema:
-        return " or ".join(allowed_values(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
+        kinds = (allowed_values(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
+        return " or ".join(dict.fromkeys(kinds))
     if literals := _literals(schema):
         return ", ".join(toml_value(value) for value in literals)
     if schema.get("type") == "array":
@@ -115,4 +122,6 @@ def problems_from(
             value = detail["input"]
             message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
             near = did_you_mean(value, _literals(schemas.get(key, {}))) if isinstance(value, str) else ""
+            if detail["type"] == "value_error":  # raised by the section's own check, whose message says what is allowed
+                allowed = ""
             yield Problem(where, f"{short(value)} {message}" if key else message, f"{near} {allowed}".strip())

@@ -71,7 +71,9 @@ class Split:
         """Iterate over all samples in their own order, without augmentation: for evaluation."""
         return self._batches(torch.arange(len(self)), _batch_lengths(len(self), batch_size), [])
 
-    def training_batches(self, batch_size: int, seed: int, epoch: int, augment: bool = True) -> Iterator[Batch]:
+    def training_batches(
+        self, batch_size: int, seed: int, epoch: int, augment: bool = True, first_step: int = 0
+    ) -> Iterator[Batch]:
         """Iterate over all samples once, shuffled and augmented.
 
         The last batch has the remaining samples, unless it is a single one, which batch norm cannot train on: then it
@@ -82,13 +84,16 @@ class Split:
             seed: Seed of the run.
             epoch: Number of the epoch; order and augmentation are functions of (seed, epoch).
             augment: Whether to apply the data set's augmentation.
+            first_step: Number of batches to leave out at the beginning, without reading their samples.
         """
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch))
         sampled: list[Tensor] = []
         if augment and self.transform is not None:
             # For the whole epoch at once, so that a sample's augmentation does not depend on the batch size.
             sampled = self.transform.sample(len(self), generator(seed, "augment", epoch))
-        return self._batches(order, self.training_batch_lengths(batch_size), sampled)
+        lengths = self.training_batch_lengths(batch_size)
+        first = sum(lengths[:first_step])
+        return self._batches(order[first:], lengths[first_step:], [values[first:] for values in sampled])
 
     def training_batch_lengths(self, batch_size: int) -> list[int]:
         """Return the sizes of the batches of a training epoch."""
@@ -185,6 +190,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     splits = dataset.load(seed)
     _check_splits(splits, dataset)
     sources = _make_sources(splits, dataset, seed)
+    classes = splits.classes or _names_of_signs(sources)
     example = sources["train"].example()
     in_memory = _use_memory(sources, example, dataset)
     sources = {name: source.checked(example, in_memory) for name, source in sources.items()}
@@ -204,7 +210,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     }
     return Data(
         info=replace(splits.info, input_shape=shape),
-        classes=splits.classes,
+        classes=classes,
         train=parts["train"],
         validation=parts.get("validation"),
         test=parts["test"],
@@ -261,6 +267,17 @@ def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Sour
         if count is not None and count < len(source):
             sources[name] = source.select(limit(source.targets, count, generator(seed, "limit", name)))
     return sources
+
+
+def _names_of_signs(sources: Mapping[str, Source]) -> tuple[str, str] | None:
+    """Name the classes -1 and +1; None if targets are class indices. A `DataError` if splits differ in this."""
+    if not any(source.signed for source in sources.values()):
+        return None
+    for source in sources.values():
+        if not source.signed and bool((source.targets == 0).any()):
+            what = "targets are class indices here, but -1 and +1 in another split"
+            raise DataError(what, source.label, "write the classes as -1 and +1, or as 0 and 1, in all splits")
+    return "-1", "+1"
 
 
 def _use_memory(sources: Mapping[str, Source], example: Tensor, dataset: Dataset) -> bool:

@@ -44,8 +44,8 @@ def to_eight_bits(image: Image.Image, data: bytes, path: str) -> Image.Image:
     with Image.open(io.BytesIO(data), formats=("PNG",)) as low:
         # Pillow keeps the upper byte of each value; told that the bytes are swapped, it keeps the lower one.
         tile: tuple[Any, ...]
-        [tile] = low.tile  # type: ignore[attr-defined]
-        low.tile = [(*tile[:3], f"{image.mode};16L")]  # type: ignore[attr-defined]
+        [tile] = low.tile
+        low.tile = [(*tile[:3], f"{image.mode};16L")]  # type: ignore[list-item]  # a named tuple since Pillow 11
         return Image.fromarray(_rounded(high, np.asarray(low)))
 
 

@@ -34,6 +34,8 @@ class TensorSource:
     label: str
     repeatable: bool = True
     """Whether reading the samples again would give the same inputs."""
+    signed: bool = False
+    """Whether its two classes are written as -1 and +1 by their owner; `targets` has them as 0 and 1."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -72,6 +74,8 @@ class MapSource(TorchDataset[Tensor]):
     """An input whose shape and dtype all others must have; None: not checked yet."""
     inputs_sha256: str | None = None
     """The sha256 of all inputs; None: not read yet, or different each time they are read."""
+    signed: bool = False
+    """As for `TensorSource`."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -89,6 +93,8 @@ class MapSource(TorchDataset[Tensor]):
             _check_same_type(sample, self.expected, where)
         _check_finite(sample, where)
         read, expected = as_target(target, where), self.targets[index]
+        if self.signed:
+            expected = 2 * expected - 1
         dtype = torch.float32 if expected.is_floating_point() else expected.dtype
         if not torch.equal(read.to(dtype).view_as(expected), expected.to(dtype)):
             what = f"target is {read.tolist()}, but {expected.tolist()} in the data set's attribute `targets`"
@@ -122,7 +128,7 @@ class MapSource(TorchDataset[Tensor]):
                 repeatable = source._gives_again(chunk[:REREAD])
             start += len(chunk)
         if in_memory:
-            return TensorSource(inputs, self.targets, self.label, repeatable)
+            return TensorSource(inputs, self.targets, self.label, repeatable, self.signed)
         return replace(source, inputs_sha256=values.hexdigest if repeatable else None)
 
     def _gives_again(self, first: Tensor) -> bool:
@@ -152,11 +158,13 @@ def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> S
         DataError: There are no samples, a target does not fit `info`, or a tensor of inputs is not finite.
     """
     if not isinstance(samples, tuple | list):
-        targets = check_targets(read_targets(samples, label), info, label)
-        return MapSource(samples, torch.arange(len(targets)), targets, label, size)
+        read = read_targets(samples, label)
+        targets = check_targets(read, info, label)
+        return MapSource(samples, torch.arange(len(targets)), targets, label, size, signed=are_signs(read, info))
     inputs, targets = torch.as_tensor(samples[0]).cpu(), as_target(samples[1], label).cpu()
     if len(inputs) != len(targets):
         raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets", label, "provide one target per sample")
+    signed = are_signs(targets, info)
     targets = check_targets(targets, info, label)
     inputs = inputs if inputs.dtype == torch.uint8 else inputs.to(torch.float32)
     if inputs.dim() == 1:
@@ -165,7 +173,7 @@ def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> S
     if size is not None and inputs.dim() == 4:
         inputs = torch.cat([resize_tensor(chunk, size) for chunk in inputs.split(length)])
     check_finite_samples(inputs, label)
-    return TensorSource(inputs, targets, label)
+    return TensorSource(inputs, targets, label, signed=signed)
 
 
 def check_finite_samples(inputs: Tensor, label: str) -> None:
@@ -236,8 +244,18 @@ def as_target(value: Any, where: str) -> Tensor:
         raise DataError(what, where, "number the classes from 0") from error
 
 
+def are_signs(targets: Tensor, info: DataInfo) -> bool:
+    """Return whether targets are the two classes -1 and +1; a split of +1 alone has the class indices 1 either way."""
+    if info.task != "classification" or info.num_outputs > 2 or targets.is_floating_point() or targets.is_complex():
+        return False
+    return bool((targets == -1).any()) and bool(((targets == -1) | (targets == 1)).all())
+
+
 def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
-    """Return targets as int64 class indices (N,) or float64 values (N, C); a `DataError` names the first bad one."""
+    """Return targets as int64 class indices (N,) or float64 values (N, C); a `DataError` names the first bad one.
+
+    The classes -1 and +1, as in the formulas of margin losses, become 0 and 1.
+    """
     if len(targets) == 0:
         raise DataError("no samples", label, "provide at least one sample")
     if info.task == "regression":
@@ -245,7 +263,7 @@ def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
     if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
         what = f"expected one class index per sample, got {describe_tensor(targets[0])}"
         raise DataError(what, label, "number the classes from 0")
-    classes = targets.to(torch.int64)
+    classes = (targets > 0 if are_signs(targets, info) else targets).to(torch.int64)
     # One output is enough for two classes: losses on margins ±1.
     num_classes = max(2, info.num_outputs)
     bad = ((classes < 0) | (classes >= num_classes)).nonzero()

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ensemblekit.display.streams import StandardOutput, escape_json, printable
+from ensemblekit.runs.sealing import finite
 
 
 class Printer:
@@ -32,9 +33,9 @@ class Printer:
         self.for_a_person = self.console.is_terminal
 
     def json(self, value: Any) -> None:
-        """Print one JSON document."""
+        """Print one JSON document, with null in place of nan and infinity."""
         ascii_only = not self.output.encoding.lower().startswith("utf")
-        text = json.dumps(value, indent=2, ensure_ascii=ascii_only, allow_nan=False)
+        text = json.dumps(finite(value), indent=2, ensure_ascii=ascii_only, allow_nan=False)
         self.output.write(escape_json(text) + "\n")
 
     def heading(self, text: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ensemblekit.core.description import dataset_facts, dataset_row, page_facts
-from ensemblekit.core.errors import PluginError
+from ensemblekit.core.errors import EnsemblekitError, ResourceError, explain
 from ensemblekit.core.parameters import toml_value
 from ensemblekit.core.plugin import Dataset
 from ensemblekit.core.registry import PluginInfo, Registry
@@ -28,11 +28,14 @@ def summary(info: PluginInfo) -> Facts:
 
 
 def _dataset_summary(info: PluginInfo) -> Facts:
-    """The summary of a data set with its size, shape and location on disk; imports it."""
+    """The summary of a data set with its size, shape and location on disk, or with its error; imports it."""
     try:
         return {**summary(info), **dataset_facts(cast("type[Dataset]", info.load())), "error": None}
-    except PluginError as error:
-        return {**summary(info), "error": str(error)}
+    except (KeyboardInterrupt, ResourceError):
+        raise
+    except BaseException as error:  # its own code may raise anything, SystemExit included
+        reason = error if isinstance(error, EnsemblekitError) else explain(error)
+        return {**summary(info), "error": reason.line}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def print_kind(printer: Printer, facts: Iterable[Facts], listing: Listing) -> No
 
 
 def print_page(printer: Printer, page: Mapping[str, Any]) -> None:
-    """Print everything about one plugin: `page` is what `core.description.plugin_page` returns."""
+    """Print everything about a plugin or a section: what `plugin_page` or `section_page` returns."""
     printer.heading(f"{page['name']} ({page['kind']})")
     printer.text(page["description"])
     if page["details"]:
@@ -75,11 +78,12 @@ def print_page(printer: Printer, page: Mapping[str, Any]) -> None:
     for label, fact in page_facts(page):
         for index, line in enumerate(fact.splitlines()):
             printer.text(f"{label if index == 0 else '':<11}{line}")
-    printer.text()
     rows = [
         (field["name"], field["type"], _default(field), field["allowed"], field["description"])
         for field in page["parameters"]
     ]
+    if rows:
+        printer.text()
     printer.table(("parameter", "type", "default", "allowed", "meaning"), rows)
     if page["snippet"]:
         printer.text()

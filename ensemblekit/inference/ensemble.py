@@ -130,11 +130,19 @@ class Ensemble(nn.Module):
         with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
         with torch.set_grad_enabled(with_grad), nullcontext() if passes is None else self._pool.lock:
-            if inputs.device.type == "cpu" and in_evaluation and not with_grad:
+            if self.spec.engine.precision == "bf16":
+                outputs = [self._in_bf16(member, inputs, passes) for member in self.members]
+            elif inputs.device.type == "cpu" and in_evaluation and not with_grad:
                 outputs = self._pool.map(lambda member: member(inputs, passes), self._folded_members())
             else:
                 outputs = [outputs_of_passes(member, inputs, passes) for member in self.members]
             return torch.stack(outputs, dim=1).flatten(0, 1)
+
+    @staticmethod
+    def _in_bf16(member: nn.Module, inputs: Tensor, passes: int | None) -> Tensor:
+        """Compute a member in the precision of its run, as it was evaluated in training."""
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            return outputs_of_passes(member, inputs, passes).float()
 
     def _folded_members(self) -> list[FoldedMember]:
         tensors = [*self.members.parameters(), *self.members.buffers()]

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on `start`, `training`, `evaluation` and `checkpoints`, since the last resume."""
+        """Seconds spent on `start`, `training`, `evaluation` and `checkpoints`, also before it was resumed."""
         seconds: dict[str, float] = self.environment.get("seconds", {})
         return seconds
 
@@ -101,8 +101,8 @@ def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
     directory.check_spec_unchanged()
     with as_written(directory.path / "environment.json"):
         used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
-    for kind, name, package in used:
-        registry.get(kind, name, package=package)
+        for kind, name, package in used:
+            registry.get(kind, name, package=package)
     try:
         spec = load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
         return replace(spec, data=spec.data.in_format(directory.format_version))

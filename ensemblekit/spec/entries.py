@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ensemblekit.core.errors import PluginError
-from ensemblekit.core.parameters import short, toml_value
+from ensemblekit.core.parameters import Parameter, parameters, short, toml_value
 from ensemblekit.core.plugin import Method, Model, Plugin, Section
+from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
 
@@ -44,6 +45,19 @@ class Entry(ABC):
     @abstractmethod
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         """Return the JSON Schema of the key."""
+
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        """Describe the keys of its table, without the name that it is chosen by; none if it is not a table.
+
+        Args:
+            registry: the plugins that it can name.
+            name: its choice, if it is chosen by name. Default: its own default.
+        """
+        return []
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        """Return the names that it can be chosen by; none if it is not chosen by name."""
+        return ()
 
     def rows(self, value: Any) -> Rows:
         """Yield the lines of an overview."""
@@ -102,6 +116,12 @@ class PluginEntry(Entry):
         schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
 
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        return plugin_fields(registry.plugins(self.base.kind).get(name))
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return registry.plugins(self.base.kind)
+
     def rows(self, value: Plugin) -> Rows:
         # of a data set, which has many parameters, only those that the spec sets
         shown = value.model_fields_set if self.base.kind == "dataset" else None
@@ -154,6 +174,12 @@ class PluginsEntry(Entry):
         several = {"type": "array", "items": plugin}
         return {"anyOf": [plugin, several]} if self.single else several
 
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        return plugin_fields(registry.plugins(self.base.kind).get(name))
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return registry.plugins(self.base.kind)
+
     def rows(self, value: tuple[Plugin, ...]) -> Rows:
         for plugin in value:
             yield self.base.kind, section_text(plugin)
@@ -189,6 +215,9 @@ class SectionEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         return builder.section(self.section, self.path)
 
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        return parameters(self.section)
+
     def rows(self, value: Section) -> Rows:
         yield self.text(value)
 
@@ -211,6 +240,13 @@ class ChoiceEntry(Entry):
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
         sections = ((name, self.section_of(name)) for name in self.names())
         return builder.named(sections, self.path.rpartition(".")[2], self.default)
+
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        section = self.section_of(name if name in self.names() else self.default)
+        return [field for field in parameters(section) if field.name != "name"]
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return self.names()
 
     def rows(self, value: Section) -> Rows:
         always = {"lr"} & set(type(value).model_fields)
@@ -259,6 +295,10 @@ class GroupsEntry(Entry):
         group = {"members": members, "model": {"type": "object"}}  # a part of a model's table is enough
         return {"type": "array", "items": {"type": "object", "properties": group}}
 
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        model = Parameter("model", "table", None, False, "keys of [model]", "the keys that differ, or another model")
+        return [*(replace(field, default=1) for field in parameters(self.section)), model]
+
     def rows(self, value: tuple[Group, ...]) -> Rows:
         for group in value:
             yield "group", f"{group.members} × {section_text(group.model)}"
@@ -290,6 +330,14 @@ class EnsembleEntry(SectionEntry):
                 what = f"{section.members}, but {reason} imply {needed} members"
                 reader.problem("ensemble.members", what, f"set it to {needed}, or leave it out")
         return section
+
+
+def plugin_fields(info: PluginInfo | None) -> list[Parameter]:
+    """Describe the parameters of a plugin; none if there is no plugin or if it is broken."""
+    try:
+        return parameters(info.load()) if info is not None else []
+    except PluginError:
+        return []
 
 
 def section_text(section: Section, shown: Collection[str] | None = None) -> str:

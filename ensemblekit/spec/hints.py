@@ -11,8 +11,9 @@ from typing import Any
 from ensemblekit.core.errors import Problem
 from ensemblekit.core.parameters import short, toml_value
 from ensemblekit.core.registry import Registry
-from ensemblekit.spec.keys import known_keys
-from ensemblekit.spec.optimizers import optimizer_classes, optimizer_section
+from ensemblekit.spec.entries import GroupsEntry
+from ensemblekit.spec.keys import sections_at
+from ensemblekit.spec.sections import ENTRIES
 from ensemblekit.spec.shipped import plugin_name
 
 MAX_MEANT = 3
@@ -78,14 +79,13 @@ def _with_meant(problem: Problem, by_name: Mapping[str, Sequence[str]]) -> Probl
 
 
 def _known(tables: Mapping[str, Any], registry: Registry) -> set[str]:
-    """Every key that the spec may have, and the sections above them."""
-    training = tables.get("training")
-    name = plugin_name(training.get("optimizer", "")) if isinstance(training, Mapping) else ""
-    keys = known_keys(tables, registry)
-    if name in optimizer_classes():
-        keys |= {f"training.optimizer.{field}" for field in optimizer_section(name).model_fields}
-    parents = {key.rpartition(".")[0] for key in keys if "." in key}
-    return keys | {parent for parent in parents if "." in parent}
+    """Every key that the spec may have: its sections and their fields."""
+    keys = {entry.path for entry in ENTRIES.values()}
+    for entry in ENTRIES.values():
+        for path, section in sections_at(tables, entry.path):
+            if section or not isinstance(entry, GroupsEntry):  # few specs have groups
+                keys |= {f"{path}.{field.name}" for field in entry.fields(registry, plugin_name(section))}
+    return {key for key in keys if not key.endswith(".name")}  # which almost every section has
 
 
 def _setting(path: str, value: Any) -> str:

@@ -21,6 +21,21 @@ _SECTIONS = {
     "training.schedule": "ensemblekit.spec.schedules:Schedule",
 }
 _PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss", "extensions": "extension"}
+SECTIONS = (
+    "seed",
+    "data",
+    "model",
+    "method",
+    "ensemble",
+    "ensemble.groups",
+    "training",
+    "training.loss",
+    "training.optimizer",
+    "training.schedule",
+    "engine",
+    "extensions",
+)
+"""The parts of a spec, which `ensemblekit inspect` explains."""
 _ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
 
 
@@ -34,25 +49,23 @@ def spec_keys(tables: Mapping[str, Any], registry: Registry) -> list[str]:
     Returns:
         Dotted paths such as `training.epochs`, sorted.
     """
-    return sorted({*known_keys(tables, registry), *_leaves(tables)})
-
-
-def known_keys(tables: Mapping[str, Any], registry: Registry) -> set[str]:
-    """Return the keys that sections have and the plugins of the spec: `spec_keys` without those of the spec itself."""
-    keys = set(_ALWAYS)
+    keys = {*_ALWAYS, *_leaves(tables)}
     for path, target in _SECTIONS.items():
         keys |= {f"{path}.{field}" for field in field_names(target)}
     for path, kind in _PLUGINS.items():
         keys.add(f"{path}.name")
-        for path_of_one, section in _each(path, _at(tables, path)):
+        for path_of_one, section in sections_at(tables, path):
             plugin = registry.plugins(kind).get(plugin_name(section))
             if plugin is not None:
                 keys |= {f"{path_of_one}.{field}" for field in field_names(plugin.target)}
-    return keys
+    return sorted(keys)
 
 
-def _each(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The sections at a path: one, or those of a list, as methods compose."""
+def sections_at(tables: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the sections at a dotted path, each with its own: one, or those of a list, as methods compose."""
+    value: Any = tables
+    for key in path.split("."):
+        value = value.get(key, "") if isinstance(value, Mapping) else ""
     if not isinstance(value, list):
         yield path, value
         return
@@ -115,10 +128,3 @@ def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _at(tables: Mapping[str, Any], path: str) -> Any:
-    value: Any = tables
-    for key in path.split("."):
-        value = value.get(key, "") if isinstance(value, dict) else ""
-    return value

@@ -6,6 +6,7 @@ A section's parameters come from the optimizer's own signature, so that a spec c
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Self
@@ -99,11 +100,13 @@ def optimizer_classes() -> dict[str, type]:
 @cache
 def optimizer_section(name: str) -> type[Optimizer]:
     """Return the section of one optimizer, with a field for each argument of its constructor."""
+    optimizer_class = optimizer_classes()[name]
     fields: dict[str, Any] = {}
-    for argument in inspect.signature(optimizer_classes()[name]).parameters.values():
+    for argument in inspect.signature(optimizer_class).parameters.values():
         if argument.name not in _NOT_IN_SPECS:
-            fields[argument.name] = (_type_of(argument.default), _field(argument.name, argument.default))
-    return create_model(f"{name.title()}Section", __base__=Optimizer, **fields)
+            fields[argument.name] = (_type_of(argument.default), _field(optimizer_class, argument))
+    about = (inspect.getdoc(optimizer_class) or "").partition("\n")[0]
+    return create_model(f"{name.title()}Section", __base__=Optimizer, __doc__=about, **fields)
 
 
 def _from_table(name: str, table: dict[str, Any]) -> Optimizer:
@@ -118,7 +121,12 @@ def _type_of(default: Any) -> Any:
     return float if isinstance(default, int | float) else float | None
 
 
-def _field(name: str, default: Any) -> Any:
-    if name == "lr":
-        return Field(float(default), gt=0, description="learning rate")
-    return Field(default, description="see the optimizer's own documentation")
+def _field(optimizer_class: type, argument: inspect.Parameter) -> Any:
+    if argument.name == "lr":
+        return Field(float(argument.default), gt=0, description="learning rate")
+    description = f"see torch.optim.{optimizer_class.__name__}"
+    if optimizer_class is AdaBelief and (
+        documented := re.search(rf"^ +{argument.name}: (.+)\.$", AdaBelief.__doc__ or "", re.M)
+    ):
+        description = documented[1]
+    return Field(argument.default, description=description)

@@ -51,7 +51,7 @@ class Reader:
     def choice(
         self, value: Any, path: str, names: Iterable[str], section_of: Callable[[str], type[AnySection]], default: str
     ) -> AnySection | None:
-        """Read a section that is chosen by name, from its table or its name; without a name it is the default."""
+        """Read a section that is chosen by name, from its name or from its table, which may leave the name out."""
         named = self.named(value, path, default)
         if named is None:
             return None

@@ -115,6 +115,8 @@ class LossContract(PluginContract[Loss]):
         if bool((result < 0).any()) or mismatch(sums, torch.ones_like(sums), 1e-9):
             got = f"sums from {float(sums.min()):.4g} to {float(sums.max()):.4g}, smallest {float(result.min()):.4g}"
             raise self.violation("probabilities of at least 0 that sum to 1", got, "probabilities")
+        if wrong := mismatch(self.plugin.log_probabilities(self.outputs).exp(), result, 1e-9):
+            raise self.violation("the logarithm of probabilities()", f"after exp(), {wrong}", "log_probabilities")
 
     @check("a run with it trains", needs=[per_sample, gradients, probabilities])
     def training(self) -> None:

@@ -182,6 +182,15 @@ class ModelContract(PluginContract[Model]):
                     got = f"{int((~outputs.isfinite()).sum())} outputs that are not finite"
                     raise self.violation(f"finite outputs for inputs of shape {shape} in [0, 1)", got, "build")
 
+    @check("declared probabilities sum to one", needs=[known_modes, some_shape])
+    def probabilities(self) -> None:
+        """A loss that takes probabilities trusts the model's declaration."""
+        with torch.no_grad():
+            outputs = self.build().eval()(self.inputs())
+        if self.plugin.gives_probabilities() and (problem := NLL().output_problem(outputs)):
+            fix = "end with a softmax, or let gives_probabilities() return False"
+            raise self.violation("outputs of at least 0 that sum to 1", problem, "gives_probabilities", fix)
+
     @check("weights are reproducible and differ between members", needs=[known_modes, some_shape])
     def seeds(self) -> None:
         """The seed and the member's index determine a network; another member has other initial weights."""

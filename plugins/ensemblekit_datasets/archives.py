@@ -60,8 +60,8 @@ class TarArchive:
                     guard.admit(member.name, member.size, _fault_of_tar_member(member))
                     members[_normal(member.name)] = _TarMember(member.offset_data, member.size, member.isdir())
                     # tarfile keeps all members and all global attributes, however many there are
-                    tar.members.clear()
-                    tar.pax_headers.clear()
+                    tar.members.clear()  # type: ignore[attr-defined]
+                    tar.pax_headers = {}
                     file.allow(MAX_HEADER_BYTES)
                 file.check_end(tar.offset)
         return members

@@ -13,18 +13,10 @@ from urllib.request import Request, urlopen
 
 from pydantic import Field
 
-from ensemblekit import DataError, DataInfo, ImageDataset, atomic_write
+from ensemblekit import DataError, DataInfo, ImageDataset, atomic_write, cache_directory
 
 TIMEOUT_SECONDS = 30.0
 """A server that sends nothing for this long is given up."""
-
-
-def cache_directory() -> Path:
-    """Return the directory of downloads and decoded images: $ENSEMBLEKIT_DATA, else the user's cache directory."""
-    if chosen := os.environ.get("ENSEMBLEKIT_DATA"):
-        return Path(os.path.expanduser(chosen))
-    # os.path.expanduser keeps "~" if there is no home directory; Path.expanduser raises.
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "ensemblekit"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from ensemblekit import DataError, DataInfo, ImageDataset, Splits
-from ensemblekit_datasets.downloads import cache_directory
+from ensemblekit import DataError, DataInfo, ImageDataset, Splits, cache_directory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -10,6 +11,8 @@ from ensemblekit import MSE, Method, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ensemblekit import Spec
 
 
 class NCL(Method):
@@ -28,3 +31,10 @@ class NCL(Method):
     def member_loss(self, outputs: Tensor, combined: Tensor, target: Tensor, num_members: int) -> Tensor:
         spread = 0.5 * (outputs - combined).square().sum(dim=-1)
         return (MSE()(outputs, target) - self.lam * spread) / num_members
+
+    def notes(self, spec: Spec) -> Iterable[str]:
+        if self.lam > 1:
+            yield (
+                f'the objective of "{self.name}" has no minimum with lambda = {self.lam:g}: members may drift apart '
+                "without limit. A lambda of at most 1 prevents that."
+            )

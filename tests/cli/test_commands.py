@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from ensemblekit.cli.commands import warnings_as_lines
 from ensemblekit.core.registry import Registry, discover
 from ensemblekit.display.console import Printer
 from ensemblekit.display.plugin_pages import print_page
+from ensemblekit.spec.keys import SECTIONS
+from ensemblekit.spec.optimizers import optimizer_classes
+from ensemblekit.spec.sections import ENTRIES
 
 TOYS = ("--plugin", str(TOY_PLUGINS))
 GOOD = """\
@@ -120,9 +124,12 @@ def test_inspect_explains_a_method():
         (("inspect", "gnkl"), ('no plugin "gnkl"', 'did you mean "gncl"?', "ensemblekit list")),
         (("lst",), ('no command "lst"', 'did you mean "list"?', "ensemblekit --help")),
         (("list", "methodz"), ("'methodz' is not one of", "ensemblekit list --help")),
-        (("inspect",), ("Missing argument '[KIND:]NAME'", "ensemblekit inspect --help")),
+        (("inspect",), ("Missing argument '[KIND:]NAME|SECTION'", "ensemblekit inspect --help")),
         (("list", "--jsn"), ("No such option", "ensemblekit list --help")),
+        (("list", "--debug"), ("--debug stands before the command", "ensemblekit --debug list …")),
         (("inspect", "modl:gncl"), ('"modl" is not a kind of plugin', 'did you mean "model"?')),
+        (("inspect", "trainin"), ('no plugin "trainin"', 'did you mean "training"?')),
+        (("inspect", "optimizer:adm"), ('there is no optimizer "adm"', 'did you mean "adam"?')),
         (("inspect", "method:gnkl"), ('no plugin "method:gnkl"', 'did you mean "gncl"?')),
         (("specs", "cpy"), ("No such command 'cpy'", "ensemblekit specs --help")),
         (("list", "--plugin", "nothing.py"), ("no such file", "nothing.py")),
@@ -147,6 +154,108 @@ def test_a_name_of_several_kinds_asks_which(tmp_path):
     assert (result.exit_code, "add the kind: method:twin or --kind method" in last_error(result)) == (2, True)
     for arguments in (("twin", "--kind", "loss"), ("loss:twin",)):
         assert run("inspect", *arguments, "--plugin", str(file)).stdout.startswith("twin (loss)\nA loss.")
+
+
+BROKEN_DATASETS = """\
+from ensemblekit import Dataset
+
+class Good(Dataset):
+    \"\"\"Works.\"\"\"
+    samples = 3
+    def load(self, seed): ...
+
+class BadInfo(Good):
+    \"\"\"Its info raises.\"\"\"
+    @property
+    def info(self):
+        raise RuntimeError("no\\x1b[31m info")
+
+class BadForm(Good):
+    \"\"\"Its info is not one.\"\"\"
+    @property
+    def info(self):
+        return 3
+
+class BadPlaces(Good):
+    \"\"\"Its places end the program.\"\"\"
+    def places(self):
+        raise SystemExit(3)
+
+class BadDefault(Good):
+    \"\"\"Cannot be made.\"\"\"
+    def model_post_init(self, context):
+        raise OSError("no such place")
+"""
+
+
+def test_a_broken_data_set_is_listed_with_its_error_beside_the_others(tmp_path):
+    file = tmp_path / "broken_datasets.py"
+    file.write_text(BROKEN_DATASETS)
+    result = run("list", "datasets", "--plugin", str(file))
+    assert result.exit_code == 0, result.stderr
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert "Works." in lines["good"]
+    assert "digits" in lines
+    assert r"broken: a plugin failed with RuntimeError: no\x1b[31m info" in lines["bad_info"]
+    assert "AttributeError" in lines["bad_form"]
+    assert "SystemExit: 3" in lines["bad_places"]
+    assert "no such place" in lines["bad_default"]
+    listed = {
+        entry["name"]: entry["error"]
+        for entry in json.loads(run("list", "datasets", "--plugin", str(file), "--json").stdout)
+    }
+    assert (listed["good"], "RuntimeError" in listed["bad_info"]) == (None, True)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_section_of_a_spec_has_a_page_with_toml_to_paste(section, spec):
+    page = json.loads(run("inspect", section, "--json").stdout)
+    assert page["description"].endswith(".")
+    assert page["parameters"] or page["names"]
+    for parameter in page["parameters"]:
+        assert parameter["description"]
+        assert parameter["allowed"]
+    pasted = tomllib.loads(page["snippet"].replace('"…"', '"gncl"'))
+    assert section.partition(".")[0] in pasted
+    assert page["snippet"] in run("inspect", section).stdout
+    if section in (
+        "seed",
+        "ensemble",
+        "training",
+        "training.optimizer",
+        "training.schedule",
+        "training.loss",
+        "engine",
+    ):
+        tables = {"data": "blobs", "model": "linear"} | pasted
+        assert ek.load_spec(tables, plugins=[TOY_PLUGINS]) == ek.load_spec(
+            {"data": "blobs", "model": "linear"}, plugins=[TOY_PLUGINS]
+        )
+
+
+def test_the_sections_that_are_completed_are_those_of_a_spec():
+    assert sorted(SECTIONS) == sorted(entry.path for entry in ENTRIES.values())
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"optimizer:{name}" for name in optimizer_classes()), "schedule:step", "schedule:cosine"]
+)
+def test_every_optimizer_and_schedule_has_a_page(name):
+    result = run("inspect", name)
+    assert result.exit_code == 0, result.stderr
+    kind, _, name = name.partition(":")
+    assert result.stdout.startswith(f"{name} ({kind})\n")
+    assert f'name = "{name}"' in result.stdout
+
+
+def test_inspect_of_training_explains_its_keys():
+    text = run("inspect", "training").stdout
+    for part in (
+        "batch_size      integer        128              integer ≥ 1     samples in one step, B",
+        "ensemblekit inspect training.optimizer",
+        'optimizer = "adabelief"',
+    ):
+        assert part in text
 
 
 def test_plugins_shows_packages_versions_and_what_each_adds():
@@ -226,7 +335,7 @@ def test_schema_accepts_valid_specs_and_rejects_wrong_ones(spec):
 
 def test_help_shows_every_command_in_a_group():
     text = run("--help").stdout
-    titles = ["Train:", "Look at results:", "Use a trained ensemble:", "Plugins:", "Specs:", "Speed:"]
+    titles = ["Train:", "Look at results:", "Use a trained ensemble:", "Plugins:", "Specs:", "Data:", "Speed:"]
     assert [line for line in text.splitlines() if line in titles] == titles
     grouped = [command.name for commands in main.sections.values() for command in commands]
     assert sorted(grouped) == sorted(main.commands)

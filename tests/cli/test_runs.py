@@ -109,6 +109,19 @@ def test_train_takes_settings_a_device_a_place_and_plugin_files(calls, tmp_path)
     assert (seen.training.epochs, seen.engine.device, out) == (3, "cpu", Path("elsewhere"))
 
 
+@pytest.mark.parametrize(
+    ("directory", "has_run", "name"),
+    [("digits-1", True, "digits"), ("my-run", True, "my-run"), ("2024-12", True, "2024"), ("digits-1", False, "spec")],
+)
+def test_a_run_of_the_spec_of_another_run_keeps_its_name(calls, tmp_path, directory, has_run, name):
+    folder = tmp_path / "elsewhere" / directory
+    folder.mkdir(parents=True)
+    (folder / "spec.toml").write_text(Path(SPEC).read_text())
+    if has_run:
+        (folder / "run.json").write_text("{}")
+    assert run("train", str(folder / "spec.toml"), "--quiet").stdout == f"runs/{name}-1\n"
+
+
 def test_quiet_prints_only_where_the_run_is(calls):
     assert run("train", SPEC, "--quiet").stdout == "runs/digits-1\n"
     assert run("resume", "runs/x", "--quiet").stdout == "runs/x\n"

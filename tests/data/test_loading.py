@@ -360,6 +360,33 @@ def test_class_names_of_a_data_set_count_even_if_a_class_does_not_occur() -> Non
     assert (data.info.num_outputs, data.classes) == (3, ("x", "y", "z"))
 
 
+# The classes -1 and +1
+
+SIGNS = GOOD[1] * 2 - 1
+
+
+@pytest.mark.parametrize("storage", ["memory", "stream"])
+@pytest.mark.parametrize("with_targets", [True, False])
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_the_classes_minus_one_and_plus_one_become_indices(storage: str, with_targets: bool, num_outputs: int) -> None:
+    info = DataInfo("classification", (5,), num_outputs)
+    mapped = MapStyle(GOOD[0], SIGNS, with_targets)
+    for part in ((GOOD[0], SIGNS), (GOOD[0], SIGNS.to(torch.int8)), mapped):
+        only_plus = (GOOD[0][:3], torch.ones(3, dtype=torch.int64))
+        data = load_data(features(part, only_plus, info, storage=storage, validation_fraction=0), 0)
+        assert data.classes == ("-1", "+1")
+        assert data.train.targets.dtype == torch.int64
+        assert torch.equal(data.train.targets, GOOD[1])
+        assert torch.equal(torch.cat([batch.targets for batch in data.train.batches(7)]), GOOD[1])
+        assert data.test.targets.tolist() == [1, 1, 1]
+
+
+def test_signs_in_python_data_are_two_classes() -> None:
+    data = data_from_datasets((GOOD[0], SIGNS), (GOOD[0], SIGNS), seed=0)
+    assert data.info.num_outputs == 2
+    assert data.classes == ("-1", "+1")
+
+
 # Bad data
 
 
@@ -386,6 +413,18 @@ BAD = {
         r'expected class indices from 0 to 1, got 2; data set "features", train sample 1; ',
     ),
     "negative label": (lambda: features(test=(GOOD[0], GOOD[1] - 1)), "from 0 to 1, got -1; .* test sample 0; "),
+    "signs and indices": (
+        lambda: features((GOOD[0], SIGNS)),
+        'targets are class indices here, but -1 and .1 in another split; data set "features", test; ',
+    ),
+    "signs of three classes": (
+        lambda: features((GOOD[0], SIGNS), info=DataInfo("classification", (5,), 3)),
+        "from 0 to 2, got -1; .* train sample 0; ",
+    ),
+    "a sign in one sample only": (
+        lambda: features(_with_index(), test=(GOOD[0], SIGNS), storage="stream"),
+        "target is 0, but -1",
+    ),
     "real labels": (lambda: features((GOOD[0], GOOD[1] / 2)), "expected one class index per sample, got float32"),
     "text labels": (lambda: features(MapStyle(GOOD[0], ["cat"] * 20)), "expected a class index or real numbers"),
     "nan": (lambda: features(with_value(13, float("nan"))), r"not a finite number: nan at \[2\]; .* train sample 13; "),
@@ -437,6 +476,12 @@ BAD = {
 def _disagreeing() -> MapStyle:
     dataset = MapStyle(GOOD[0], GOOD[1].tolist())
     dataset.labels = [*dataset.targets[:6], 1, *dataset.targets[7:]]
+    return dataset
+
+
+def _with_index() -> MapStyle:
+    dataset = MapStyle(GOOD[0], SIGNS.tolist())
+    dataset.labels = [*dataset.targets[:6], 0, *dataset.targets[7:]]
     return dataset
 
 

@@ -11,6 +11,7 @@ from ensemblekit import Model, Problem, Spec
 
 ACCEPTED = "it builds a network for every input shape that it accepts"
 SHAPES = "outputs have the right shape and are finite"
+PROBABLE = "declared probabilities sum to one"
 SEEDS = "weights are reproducible and differ between members"
 GRADIENTS = "every parameter receives a gradient"
 UNMODIFIED = "inputs are not modified"
@@ -305,6 +306,13 @@ class DeclaresNothingAtAll(GoodModel):
         pass
 
 
+class NotProbable(GoodModel):
+    """Declares that its raw outputs are probabilities."""
+
+    def gives_probabilities(self) -> bool:
+        return True
+
+
 NOT_BUILT = {
     HasNoOpinion: ("an iterable of Problem from check_spec()", "got: None", "HasNoOpinion.check_spec"),
     ReturnsNothing: ("a torch.nn.Module", "got: None", "end build() with return", "ReturnsNothing.build"),
@@ -323,6 +331,7 @@ FAULTS: list[tuple[type[Model], set[str], tuple[str, ...]]] = [
     (ImagesOnly, {ACCEPTED}, ("inputs of shape (7,)", "check_spec", "channels, _, _ = input_shape")),
     (TakesNothing, {ACCEPTED}, ("no input is good enough", "TakesNothing.check_spec")),
     (Infinite, {SHAPES}, ("finite outputs", "Infinite.build")),
+    (NotProbable, {PROBABLE, TRAINS}, ("not probabilities", "softmax", "NotProbable.gives_probabilities")),
     (SeedsItself, {SEEDS}, ("different weights for different members", "SeedsItself.build")),
     (Counting, {SEEDS}, ("the same weights for the same seed", "linear.bias")),
     (Unused, {GRADIENTS}, ("forgotten.weight", "requires_grad = False")),

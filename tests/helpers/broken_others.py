@@ -356,6 +356,13 @@ class NoProbabilities(GoodLoss):
         return outputs
 
 
+class OtherLogarithm(GoodLoss):
+    """Returns the outputs themselves as the logarithm of probabilities."""
+
+    def log_probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+
 class TooFewOutputs(GoodLoss):
     """Asks for networks with a single output, whatever the number of classes."""
 
@@ -395,6 +402,7 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (RootAtZero, {GRADIENTS}, ("finite gradients", "RootAtZero.per_sample")),
     (WrongCurvature, {SECOND}, ("second derivative along a direction", "WrongCurvature.quadratic_form")),
     (TooFewOutputs, {LOSS_TRAINS}, ("index 2 is out of bounds", "per_sample(), ")),
+    (OtherLogarithm, {PROBABILITIES}, ("logarithm of probabilities()", "OtherLogarithm.log_probabilities")),
     (NoProbabilities, {PROBABILITIES}, ("sum to 1", "NoProbabilities.probabilities")),
 ]
 GOOD = (GoodData, GoodExtension, GoodLoss)

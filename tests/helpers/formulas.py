@@ -113,6 +113,19 @@ def gncl_exact(loss: Loss, lam: float):
     return mean_over_batch(per_sample)
 
 
+def gncl_bounded(loss: Loss, lam: float):
+    """Each member's term is the larger of the exact one and of the lower bound."""
+
+    def per_sample(h, y, n):
+        f = sum(h) / len(h)
+        matrix = hessian(loss, f, y)
+        exact = [loss(z, y) - lam / 2 * ((z - f) @ matrix @ (z - f)) for z in h]
+        least = [(1 - lam) * loss(z, y) + lam / 2 * loss(f, y) for z in h]
+        return sum(torch.maximum(a, b) for a, b in zip(exact, least, strict=True)) / len(h)
+
+    return mean_over_batch(per_sample)
+
+
 def end_to_end(loss: Loss):
     return mean_over_batch(lambda h, y, n: loss(sum(h) / len(h), y))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterator
 from copy import deepcopy
+from random import Random
 
 import tomli_w
 from helpers.specs import FULL
@@ -59,6 +61,37 @@ VALUES = st.recursive(
     ),
     max_leaves=5,
 )
+STARTS = [
+    FULL,
+    {"data": "blobs", "model": "linear"},
+    {
+        "seed": 7,
+        "data": {"name": "digits", "validation_fraction": 0.1},
+        "model": {"name": "mlp", "hidden": [8, 8], "dropout": 0.2},
+        "ensemble": {"groups": [{"members": 2}, {"members": 1, "model": {"hidden": [4]}}]},
+        "method": [{"name": "bagging", "weights": "bootstrap"}, "stacking"],
+        "training": {
+            "epochs": 3,
+            "loss": {"name": "cross_entropy"},
+            "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+            "schedule": {"name": "multistep", "after": [1, 2], "factor": 0.1},
+            "patience": 2,
+            "keep": "best",
+        },
+        "engine": {"name": "sequential", "device": "cpu", "precision": "float32"},
+        "extensions": [{"name": "tensorboard"}],
+    },
+    {
+        "data": {"name": "table", "path": "x.csv", "target": "y"},
+        "model": {"name": "resnet"},
+        "method": {"name": "snapshot", "cycles": 2},
+    },
+    {
+        "data": "cifar100",
+        "model": {"name": "torchvision", "arch": "resnet18"},
+        "method": {"name": "gncl", "mode": "exact"},
+    },
+]
 # ENSEMBLEKIT_FUZZED_SPECS=5000 tries as many; the default keeps the suite short
 NUM_CASES = int(os.environ.get("ENSEMBLEKIT_FUZZED_SPECS", "300"))
 CASES = settings(max_examples=NUM_CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -85,6 +118,79 @@ def test_any_values_in_a_spec_give_a_spec_that_survives_toml_or_a_readable_error
     assert before == FULL
     if spec is not None:
         assert load_spec(tomllib.loads(spec.to_toml()), None, registry) == spec
+
+
+PARTS = [
+    "seed", "data", "model", "ensemble", "groups", "method", "training", "loss", "optimizer", "schedule", "engine",
+    "extensions", "name", "lambda", "members", "lr", "epochs", "device", "0", "1", "-1", "99", "é", "x y", "",
+]  # fmt: skip
+KEYS = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), min_size=1, max_size=5).map(".".join)
+TEXTS = st.builds("{}".format, SCALARS) | st.sampled_from(
+    ["[1, 2]", '{name = "gncl"}', "{x.y = 1}", "[[]]", "{}", "[", "1979-05-27", "nan"]
+)
+
+
+@CASES
+@given(settings=st.lists(st.tuples(KEYS, TEXTS), max_size=4))
+def test_any_overrides_give_a_spec_or_an_error_with_its_source(registry, settings):
+    try:
+        overrides = dict(parse_override(f"{key}={text}") for key, text in settings)
+    except UsageError:
+        return
+    spec = read(FULL, overrides, registry)
+    assert spec is None or load_spec(tomllib.loads(spec.to_toml()), None, registry) == spec
+
+
+@CASES
+@given(random=st.randoms(use_true_random=False), values=st.lists(VALUES, min_size=4, max_size=4))
+def test_any_mutation_of_a_valid_spec_gives_a_spec_or_a_readable_error(registry, random, values):
+    tables = deepcopy(random.choice(STARTS))
+    for value in values[: random.randint(1, 4)]:
+        mutate(tables, random, value)
+    spec = read(tables, None, registry)
+    assert spec is None or load_spec(tomllib.loads(spec.to_toml()), None, registry) == spec
+
+
+def mutate(tables, random: Random, value) -> None:
+    """Change one thing: remove, rename, replace, nest, copy or exchange values anywhere in the tables."""
+    places = list(locations(tables))
+    if not places:
+        return
+    table, key = random.choice(places)
+    other_table, other_key = random.choice(places)
+    match random.choice(["remove", "rename", "replace", "list", "table", "unwrap", "copy", "exchange"]):
+        case "remove":
+            table.pop(key)
+        case "rename" if isinstance(table, dict):
+            table[misspelt(str(key), random)] = table.pop(key)
+        case "replace":
+            table[key] = value
+        case "list":
+            table[key] = [table[key]]
+        case "table":
+            table[key] = {"name": table[key]}
+        case "unwrap" if isinstance(table[key], dict):
+            table[key] = table[key].get("name")
+        case "copy":
+            table[key] = deepcopy(other_table[other_key])
+        case "exchange":
+            first, second = deepcopy(table[key]), deepcopy(other_table[other_key])
+            other_table[other_key] = first
+            if key in (table if isinstance(table, dict) else range(len(table))):
+                table[key] = second
+
+
+def locations(tables) -> Iterator[tuple[dict | list, str | int]]:
+    """Every value in the tables, as its container and its key."""
+    for key, value in list(tables.items()) if isinstance(tables, dict) else list(enumerate(tables)):
+        yield tables, key
+        if isinstance(value, dict | list):
+            yield from locations(value)
+
+
+def misspelt(key: str, random: Random) -> str:
+    at = random.randrange(len(key) + 1)
+    return random.choice([key[:at] + key[at + 1 :], key[:at] + "x" + key[at:], key.upper(), key[::-1], f"{key}.{key}"])
 
 
 @CASES

@@ -58,9 +58,26 @@ def test_the_papers_settings_are_those_of_the_paper():
         assert (spec.optimizer.name, spec.optimizer.lr, spec.optimizer.eps) == ("adabelief", 1e-3, 1e-12)
         assert [spec.schedule.factor(epoch, 100) for epoch in (0, 24, 25, 50, 75)] == [1, 1, 0.5, 0.25, 0.125]
         assert (spec.data.augment, spec.data.normalise, spec.data.padding) == (("crop", "flip"), True, 4)
+        # All training images, as in the paper; only stacking needs some to fit its weights, and says so.
+        assert spec.data.validation_fraction == (0.1 if path.stem == "stacking" else 0)
     fashion = ek.load_spec(ROOT / "specs" / "fashion_mnist.toml")
     assert (fashion.training.epochs, fashion.training.batch_size, fashion.optimizer.lr) == (150, 256, 1e-2)
     assert (fashion.data.augment, fashion.data.normalise) == (("flip",), False)
+
+
+PAPER = [path for path in SPECS if "as in the paper" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", PAPER, ids=name_of)
+def test_a_spec_says_what_is_given_up_for_the_papers_data_or_that_it_deviates(path):
+    text = path.read_text()
+    header = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    if ek.load_spec(path).data.validation_fraction == 0:
+        assert "training images are used, as in the paper. So there are no validation metrics" in header
+        # the same with the stand-in that the header names
+        assert "image_folder" not in header or "--set data.validation_fraction=0 " in header
+    else:
+        assert "the paper and the other specs here train on all" in header
 
 
 @pytest.mark.parametrize("path", SPECS, ids=name_of)

@@ -130,3 +130,40 @@ def test_independent_training_gives_each_member_the_weights_of_a_run_by_itself()
         train([alone], 0.1)
         for left, right in zip(together[member].parameters(), alone.parameters(), strict=True):
             assert torch.equal(left, right)
+
+
+SINGLE = [
+    ({"name": "gncl", "lambda": 0.3}, "cross_entropy", 1),
+    ({"name": "gncl", "mode": "exact", "lambda": 0.7}, "cross_entropy", 1),
+    ({"name": "gncl", "mode": "bounded", "lambda": 1.0}, "cross_entropy", 1),
+    ({"name": "end_to_end"}, "cross_entropy", 1),
+    ({"name": "ncl", "lambda": 0.8}, "mse", 1),
+    ({"name": "divloss", "lambda1": 0.5, "lambda2": 0.4}, "cross_entropy", 1.5),
+    ({"name": "diversity_cooperation", "penalty": "cosine"}, "cross_entropy", 1),
+    ({"name": "diversity_cooperation", "penalty": "kl"}, "cross_entropy", 1),
+    ({"name": "diversity_cooperation", "penalty": "cross_entropy"}, "cross_entropy", 1),
+    ({"name": "smcl"}, "cross_entropy", 1),
+    ({"name": "boosting"}, "cross_entropy", 1),
+]
+
+
+@pytest.mark.parametrize(("method", "loss", "factor"), SINGLE, ids=lambda value: str(value))
+def test_training_a_single_member_is_training_a_single_network(method, loss, factor, tmp_path):
+    """In SGD a constant factor of the objective is one of the learning rate."""
+
+    def train(name: str, methods: object, rate: float) -> ek.Run:
+        spec = {
+            "data": {"name": "digits", "limit_train": 150, "limit_test": 50},
+            "model": {"name": "mlp", "hidden": [8]},
+            "ensemble": {"members": 1},
+            "method": methods,
+            "training": {"epochs": 2, "batch_size": 30, "loss": loss, "optimizer": {"name": "sgd", "lr": rate}},
+            "engine": {"name": "sequential", "device": "cpu"},
+        }
+        return ek.train(spec, tmp_path / name, progress=False)
+
+    one, network = train("method", method, 0.3 / factor), train("network", [], 0.3)
+    for left, right in zip(one.ensemble.parameters(), network.ensemble.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+    assert one.metrics["test_diversity"] == pytest.approx(0, abs=1e-6)
+    assert one.metrics["test_loss"] == pytest.approx(one.metrics["test_mean_member_loss"])

@@ -33,6 +33,8 @@ def cases():
             yield {"name": "gncl", "lambda": lam}, name, formulas.gncl_upper(loss, lam)
         for lam in (0, 0.5, 1, 2.5):
             yield {"name": "gncl", "mode": "exact", "lambda": lam}, name, formulas.gncl_exact(loss, lam)
+        for lam in (0, 0.5, 1):
+            yield {"name": "gncl", "mode": "bounded", "lambda": lam}, name, formulas.gncl_bounded(loss, lam)
         for k in (1, 2, M):
             yield {"name": "smcl", "k": k}, name, formulas.smcl(loss, k)
         if name != "nll":  # sums of probabilities are none
