@@ -165,10 +165,8 @@ def evaluate(
     class is taken for. --json prints the metrics as one flat object; a metric without a value is null.
     """
     from ensemblekit import api
-    from ensemblekit.core.memory import keep_freed_memory
     from ensemblekit.display.console import Printer
 
-    keep_freed_memory()
     other = None if data is None else _parse_data(data)
     metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
     details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
@@ -257,12 +255,10 @@ def predict(
     Files that cannot be read are listed at the end, with exit code 3; the others are predicted.
     """
     from ensemblekit import api
-    from ensemblekit.core.memory import keep_freed_memory
     from ensemblekit.inference.files import opened
     from ensemblekit.inference.prediction import extensions, predictions
     from ensemblekit.inference.writing import choose_format, writer_to
 
-    keep_freed_memory()
     chosen = choose_format("json" if as_json and file_format is None else file_format, output)
     ensemble = api.load(run_path, plugins=plugin_files, device=device)
     with opened(files, extensions(ensemble)) as (found, failures):

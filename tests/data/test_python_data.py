@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from helpers.small_runs import Crash, CrashOnSave
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import ensemblekit as ek
@@ -205,21 +206,8 @@ def test_a_run_on_one_data_set_is_resumed_with_it_on_the_same_split(tmp_path):
     data = (INPUTS.numpy(), np.array(["no", "yes"])[TARGETS])
     spec = SPEC | {"training": {"epochs": 2}}
     whole = ek.train(spec, tmp_path / "whole", data=data, progress=False)
-
-    class Stop(Exception):
-        pass
-
-    class StopAfterAnEpoch:
-        @ek.hookimpl
-        def checkpoint_saved(self, epoch):
-            if epoch == 1:
-                raise Stop
-
-        def close(self):
-            pass
-
-    with pytest.raises(Stop):
-        ek.train(spec, tmp_path / "stopped", data=data, progress=StopAfterAnEpoch())
+    with pytest.raises(Crash):
+        ek.train(spec, tmp_path / "stopped", data=data, progress=CrashOnSave(1))
     resumed = ek.resume(tmp_path / "stopped", data=data, progress=False)
     assert resumed.metrics == whole.metrics
     with pytest.raises(ek.DataError, match=r"(?s)data passed in Python.*pass it with data="):
