@@ -116,9 +116,9 @@ def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
     Imports every plugin; the error of a broken one is a warning.
     """
     from ensemblekit.core.registry import discover
+    from ensemblekit.core.streams import report
     from ensemblekit.display.console import Printer
     from ensemblekit.display.plugin_pages import packages, print_packages
-    from ensemblekit.display.streams import report
 
     found, printer = packages(discover(plugin_files)), Printer()
     if as_json:

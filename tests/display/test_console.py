@@ -12,9 +12,9 @@ from helpers.commands import run
 
 from ensemblekit.core.errors import ResourceError
 from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.streams import ReaderGone, escape_json, printable, report
 from ensemblekit.display.console import Printer
 from ensemblekit.display.progress import PlainProgress, RichProgress
-from ensemblekit.display.streams import ReaderGone, escape_json, printable, report
 
 EVIL = "a\x1b[31mb\x9b2J\r\u202ec\x00d\udcffe\x7f"
 SHOWN = r"a\x1b[31mb\x9b2J\r\u202ec\x00d\xffe\x7f"
@@ -33,6 +33,11 @@ class Broken(io.StringIO):
             raise OSError(self.code, os.strerror(self.code))
         self.left -= 1
         return super().write(text)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def encoded(encoding: str) -> io.TextIOWrapper:
@@ -110,14 +115,15 @@ def test_no_control_character_reaches_the_terminal(method, capsys):
 def test_no_control_character_of_a_cell_reaches_the_terminal(capsys, monkeypatch):
     Printer().table(("name", EVIL), [(EVIL, "two\nlines")])
     assert capsys.readouterr().out == f"name{' ' * (len(SHOWN) - 4)}  {SHOWN}\n{SHOWN}  two; lines\n"
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("COLUMNS", "200")
     printer = Printer()
     assert printer.for_a_person
     printer.table(("name", EVIL), [(EVIL, "x")])
     printer.panel("plan", [("name", EVIL)])
     printer.document(f"{EVIL}\r\n")
-    text = capsys.readouterr().out
+    text = terminal.getvalue()
     assert text.count(SHOWN) == 4
     assert not {"\x9b", "\r", "\x1b[31mb", "\u202e", "\x00"} & {
         text[i : i + n] for i in range(len(text)) for n in (1, 6)
