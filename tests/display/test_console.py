@@ -12,7 +12,7 @@ from helpers.commands import run
 
 from ensemblekit.core.errors import ResourceError
 from ensemblekit.core.hooks import RunHooks
-from ensemblekit.core.streams import ReaderGone, escape_json, printable, report
+from ensemblekit.core.streams import ReaderGone, escape_json, printable, reader_is_gone, report
 from ensemblekit.display.console import Printer
 from ensemblekit.display.progress import PlainProgress, RichProgress
 
@@ -82,6 +82,17 @@ def test_a_display_without_standard_output_is_silent(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", None)
     PlainProgress().show_plan([("data", "digits")])
     assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_is_gone_is_told_from_other_broken_pipes(monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert not reader_is_gone()
+        os.close(reading)
+        assert reader_is_gone()
+    monkeypatch.setattr("sys.stdout", None)
+    assert not reader_is_gone()
 
 
 @pytest.mark.parametrize("stream", [None, Broken(errno.EIO)])
