@@ -96,7 +96,7 @@ def _page(name: str, kind: str | None, registry: Registry) -> dict[str, Any]:
         if (page := section_page(name, registry)) is not None:
             return page
     if info is None:
-        known = [*(info.name for info in registry), *SECTIONS]
+        known = [*(info.name for info in registry), *(SECTIONS if kind is None else ())]
         near = did_you_mean(name.rpartition(":")[2], known)
         raise UsageError(f'no plugin "{name}"', fix=f"{near} ensemblekit list shows the installed plugins".strip())
     page = plugin_page(info)
