@@ -17,7 +17,14 @@ import click
 from ensemblekit.cli import bench, cache, plugins, runs, specs
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
-from ensemblekit.display.streams import ReaderGone, discard_unwritten, output_error, prepare_streams, report
+from ensemblekit.core.streams import (
+    ReaderGone,
+    discard_unwritten,
+    output_error,
+    prepare_streams,
+    reader_is_gone,
+    report,
+)
 
 INTERRUPTED = 130
 COMPUTING = ("train", "resume", "evaluate", "predict", "check", "bench")
@@ -87,7 +94,7 @@ class Commands(click.Group):
             if ctx.params.get("debug"):
                 for line in traceback.format_exc().splitlines():
                     report(line)
-            if isinstance(error, OSError) and _raised_by_click(error):
+            if isinstance(error, OSError) and _is_about_output(error):
                 ctx.exit(_report_failed_output(error))
             ctx.exit(_report_error(error if isinstance(error, EnsemblekitError) else explain(error)))
 
@@ -128,8 +135,10 @@ def _report_failed_output(error: OSError) -> int:
     return _report_error(failure) if isinstance(failure, EnsemblekitError) else 0
 
 
-def _raised_by_click(error: OSError) -> bool:
-    """Whether it was raised where click prints help."""
+def _is_about_output(error: OSError) -> bool:
+    """Whether it was raised by a write to standard output: by click, which prints help, or without a reader."""
+    if isinstance(error, BrokenPipeError):
+        return reader_is_gone()
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("click.")
 

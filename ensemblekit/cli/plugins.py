@@ -96,7 +96,7 @@ def _page(name: str, kind: str | None, registry: Registry) -> dict[str, Any]:
         if (page := section_page(name, registry)) is not None:
             return page
     if info is None:
-        known = [*(info.name for info in registry), *SECTIONS]
+        known = [*(info.name for info in registry), *(SECTIONS if kind is None else ())]
         near = did_you_mean(name.rpartition(":")[2], known)
         raise UsageError(f'no plugin "{name}"', fix=f"{near} ensemblekit list shows the installed plugins".strip())
     page = plugin_page(info)
@@ -116,9 +116,9 @@ def plugins(plugin_files: Sequence[str], as_json: bool) -> None:
     Imports every plugin; the error of a broken one is a warning.
     """
     from ensemblekit.core.registry import discover
+    from ensemblekit.core.streams import report
     from ensemblekit.display.console import Printer
     from ensemblekit.display.plugin_pages import packages, print_packages
-    from ensemblekit.display.streams import report
 
     found, printer = packages(discover(plugin_files)), Printer()
     if as_json:

@@ -64,8 +64,8 @@ def schema(plugin_files: Sequence[str]) -> None:
     #:schema ensemblekit.spec.schema.json
     """
     from ensemblekit.core.registry import discover
+    from ensemblekit.core.streams import report
     from ensemblekit.display.console import Printer
-    from ensemblekit.display.streams import report
     from ensemblekit.spec.schema import spec_schema
 
     def warn(error: EnsemblekitError) -> None:

@@ -13,6 +13,14 @@ from pydantic import ValidationError
 from ensemblekit.core.errors import Problem, choices, did_you_mean
 from ensemblekit.core.plugin import Section
 
+_WORDS = {
+    "a valid array": "a list",
+    "a valid tuple": "a list",
+    "a valid dictionary": "a table",
+    "an object": "a table",
+    "a valid boolean": "true or false",
+}
+"""What pydantic calls the types of JSON and Python, and what TOML calls them."""
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -120,8 +128,14 @@ def problems_from(
             yield Problem(where, "missing", allowed)
         else:
             value = detail["input"]
-            message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            message = _in_words_of_toml(detail["msg"].removeprefix("Value error, ").removeprefix("Input "))
             near = did_you_mean(value, _literals(schemas.get(key, {}))) if isinstance(value, str) else ""
             if detail["type"] == "value_error":  # raised by the section's own check, whose message says what is allowed
                 allowed = ""
             yield Problem(where, f"{short(value)} {message}" if key else message, f"{near} {allowed}".strip())
+
+
+def _in_words_of_toml(message: str) -> str:
+    for word, of_toml in _WORDS.items():
+        message = message.replace(f"should be {word}", f"should be {of_toml}")
+    return message

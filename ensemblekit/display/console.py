@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ensemblekit.display.streams import StandardOutput, escape_json, printable
+from ensemblekit.core.streams import DocumentOutput, StandardOutput, escape_json, printable
 from ensemblekit.runs.sealing import finite
 
 
@@ -52,7 +52,7 @@ class Printer:
 
     def document(self, text: str) -> None:
         """Print the content of a file: exactly on a pipe, printable on a terminal."""
-        self.output.write(printable(text.replace("\r\n", "\n"), keep="\n\t") if self.for_a_person else text)
+        DocumentOutput(self.output.optional).write(text)
 
     def panel(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
         """Print labelled texts in a frame, for a terminal."""

@@ -38,8 +38,10 @@ def attribute(
     own = {_identity(problem) for problem in problems_with({})}
     attributed = []
     for problem in problems:
-        causes = [path for path in overrides if _is_within(problem.path, path)]
-        causes = causes or [path for path in overrides if _identity(problem) not in without[path]]
+        above = [path for path in overrides if _is_within(problem.path, path)]
+        causes = (
+            [max(above, key=len)] if above else [path for path in overrides if _identity(problem) not in without[path]]
+        )
         if not causes and _identity(problem) not in own:  # several overrides cause it, each of them alone as well
             causes = list(overrides)
         attributed.append(_caused(problem, {path: overrides[path] for path in causes}))

@@ -67,7 +67,12 @@ class Reader:
     ) -> AnySection | None:
         """Validate a table; `other_keys` are allowed beside the section's own, for the hint of an unknown key."""
         try:
-            return section.from_table(table)
+            read = section.from_table(table)
+            written = read.to_table()
+            if isinstance(read, Plugin):
+                written.pop("name")
+            section.from_table(written)  # a run keeps its spec with every default, and has to be able to read it
+            return read
         except ValidationError as error:
             self.problems += problems_from(error, section, path, other_keys)
         except (ValueError, TypeError, RecursionError) as error:  # values that TOML has no form for

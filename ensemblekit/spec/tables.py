@@ -34,7 +34,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     path, equals, value = text.partition("=")
     path, value = path.strip(), value.strip()
     if not equals or not path or not value:
-        raise UsageError(f'expected KEY=VALUE, got "{text}"', "--set", "write --set a.b=value")
+        raise UsageError(f'expected KEY=VALUE, got "{text}"', "--set", "write, for example, --set training.epochs=3")
     try:
         parsed = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError) as error:

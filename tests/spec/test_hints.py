@@ -93,7 +93,7 @@ def test_problems_of_the_file_and_of_overrides_are_all_reported_each_with_its_so
     assert result.exit_code == 2
     for line in (
         '  sed: unknown key; did you mean "seed"? ',
-        "  model.hidden: 'x' should be a valid array; allowed: ",
+        "  model.hidden: 'x' should be a list; allowed: ",
         '  training.epoch: unknown key; did you mean "epochs"? ',
         "  training.batch_size: 0 should be greater than or equal to 1; --set training.batch_size=0; ",
         "  lambda: unknown key; --set lambda=1; ",
@@ -110,11 +110,21 @@ def test_a_wrong_value_in_the_file_is_blamed_on_the_file_whatever_else_is_set(ta
     assert errors(tables, registry, "seed=3", "method=gncl").where == "the spec"
 
 
-def test_a_problem_that_two_overrides_cause_names_both(tables, registry):
-    settings = ("training.epochs=5", "method=snapshot", "method.at_epochs=[7]")
+def test_an_override_without_effect_on_a_problem_is_not_named(tables, registry):
+    tables |= {"method": {"name": "snapshot", "at_epochs": [7]}, "training": {"epochs": 5}}
+    assert errors(tables, registry, "seed=1").where == "the spec"
+    tables |= {"method": {"name": "smcl", "k": 2}, "training": {"epochs": 9}}
+    assert errors(tables, registry, "ensemble.members=1", "seed=2").where == "--set ensemble.members=1"
+    settings = ("ensemble.members=3", "method=snapshot", "method.at_epochs=[7]")
     error = errors(tables, registry, *settings)
-    assert error.problems[0].path == "method.at_epochs"
-    assert error.where == "--set method=snapshot --set method.at_epochs=[7]"
+    assert error.problems[0].path == "ensemble.members"
+    assert error.where == "--set ensemble.members=3"
+
+
+def test_the_most_specific_override_is_named(tables, registry):
+    assert errors(tables, registry, "method=gncl", "method.mode=exct").where == "--set method.mode=exct"
+    error = errors(tables, registry, "training={epochs = 5}", "method=snapshot", "seed=3")
+    assert (error.problems[0].path, error.where) == ("method.at_epochs", "--set method=snapshot")
 
 
 def test_an_unknown_key_and_a_bad_value_in_one_section_are_both_reported(tables, registry):
@@ -122,3 +132,10 @@ def test_an_unknown_key_and_a_bad_value_in_one_section_are_both_reported(tables,
     del tables["data"]
     paths = {problem.path for problem in errors(tables, registry).problems}
     assert paths == {"training.epochs", "training.lrr", "model.bias", "model.x", "data"}
+
+
+def test_a_problem_that_two_overrides_cause_together_names_both(tables, registry):
+    tables["method"] = {"name": "boosting", "schedule": "stagewise"}
+    error = errors(tables, registry, "training.epochs=6", "ensemble.members=7", "seed=3")
+    assert error.problems[0].path == "method.schedule"
+    assert error.where == "--set training.epochs=6 --set ensemble.members=7"

@@ -259,6 +259,21 @@ def test_values_that_toml_does_not_have_are_problems(tables, registry):
     assert "cannot be written as TOML" in problems(tables, registry)["model"]
 
 
+def test_a_default_that_its_own_check_refuses_is_a_problem_before_it_is_written(tables, tmp_path):
+    file = tmp_path / "strict.py"
+    file.write_text(
+        "from pydantic import Field, field_validator\nfrom helpers.toy_plugins import Linear\n"
+        'class Strict(Linear):\n    """A model."""\n'
+        '    low: int = Field(0, description="x")\n    high: int = Field(5, description="x")\n'
+        '    @field_validator("high")\n    @classmethod\n    def check(cls, high, info):\n'
+        '        if high < info.data["low"]:\n            raise ValueError("is below low")\n        return high\n'
+    )
+    registry = discover([TOY_PLUGINS, file])
+    tables["model"] = {"name": "strict", "low": 7}
+    assert problems(tables, registry) == {"model.high": "model.high: 5 is below low"}
+    assert load_spec(tables, {"model.low": 3}, registry).model.low == 3
+
+
 def test_the_public_function_takes_a_file_overrides_and_local_plugins(tmp_path):
     file = tmp_path / "spec.toml"
     file.write_text('[data]\nname = "blobs"\n[model]\nname = "linear"\n[method]\nname = "gncl"\nlambda = 0.3\n')

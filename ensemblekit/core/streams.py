@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import re
+import select
 import sys
 from contextlib import suppress
 from typing import TextIO
@@ -80,6 +81,15 @@ class StandardOutput:
             stream.flush()
 
 
+class DocumentOutput(StandardOutput):
+    """Standard output for the content of a file: exact on a pipe, printable on a terminal."""
+
+    def write(self, text: str) -> int:
+        """Write text, and wait until the system has taken it."""
+        super().write(printable(text.replace("\r\n", "\n"), keep="\n\t") if self.isatty() else text)
+        return len(text)
+
+
 def printable(text: str, keep: str = "") -> str:
     """Make control characters visible, so that text from outside cannot control a terminal or fake a line.
 
@@ -108,6 +118,15 @@ def output_error(error: OSError | ValueError) -> ReaderGone | ResourceError:
         return ReaderGone()
     fix = "make room, or redirect the output elsewhere"
     return ResourceError(f"cannot write: {_reason(error)}", "standard output", fix)
+
+
+def reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more; False where that cannot be known."""
+    with suppress(OSError, ValueError, AttributeError):  # AttributeError: no such stream, or no poll on this system
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    return False
 
 
 def prepare_streams() -> None:

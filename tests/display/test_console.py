@@ -12,9 +12,9 @@ from helpers.commands import run
 
 from ensemblekit.core.errors import ResourceError
 from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.streams import ReaderGone, escape_json, printable, reader_is_gone, report
 from ensemblekit.display.console import Printer
 from ensemblekit.display.progress import PlainProgress, RichProgress
-from ensemblekit.display.streams import ReaderGone, escape_json, printable, report
 
 EVIL = "a\x1b[31mb\x9b2J\r\u202ec\x00d\udcffe\x7f"
 SHOWN = r"a\x1b[31mb\x9b2J\r\u202ec\x00d\xffe\x7f"
@@ -33,6 +33,11 @@ class Broken(io.StringIO):
             raise OSError(self.code, os.strerror(self.code))
         self.left -= 1
         return super().write(text)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def encoded(encoding: str) -> io.TextIOWrapper:
@@ -79,6 +84,17 @@ def test_a_display_without_standard_output_is_silent(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_reader_that_is_gone_is_told_from_other_broken_pipes(monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert not reader_is_gone()
+        os.close(reading)
+        assert reader_is_gone()
+    monkeypatch.setattr("sys.stdout", None)
+    assert not reader_is_gone()
+
+
 @pytest.mark.parametrize("stream", [None, Broken(errno.EIO)])
 def test_a_report_without_standard_error_is_lost_without_harm(stream, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr", stream)
@@ -110,14 +126,15 @@ def test_no_control_character_reaches_the_terminal(method, capsys):
 def test_no_control_character_of_a_cell_reaches_the_terminal(capsys, monkeypatch):
     Printer().table(("name", EVIL), [(EVIL, "two\nlines")])
     assert capsys.readouterr().out == f"name{' ' * (len(SHOWN) - 4)}  {SHOWN}\n{SHOWN}  two; lines\n"
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("COLUMNS", "200")
     printer = Printer()
     assert printer.for_a_person
     printer.table(("name", EVIL), [(EVIL, "x")])
     printer.panel("plan", [("name", EVIL)])
     printer.document(f"{EVIL}\r\n")
-    text = capsys.readouterr().out
+    text = terminal.getvalue()
     assert text.count(SHOWN) == 4
     assert not {"\x9b", "\r", "\x1b[31mb", "\u202e", "\x00"} & {
         text[i : i + n] for i in range(len(text)) for n in (1, 6)
