@@ -8,12 +8,12 @@ import torch
 
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.metrics import evaluate, flat_metrics
-from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.metadata import read_info
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
@@ -27,7 +27,7 @@ def load_ensemble(path: Path, registry: Registry) -> Ensemble:
     spec = read_spec(directory, registry)
     tensors, metadata = directory.read_model()
     with as_written(path / "model.json"):
-        info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+        info = read_info(metadata, tensors)
         classes = tuple(metadata["classes"]) if metadata["classes"] else None
         transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
         models = [(seed_index, spec.member_models[seed_index]) for seed_index in metadata["members"]]
