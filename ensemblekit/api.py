@@ -32,11 +32,15 @@ from ensemblekit.inference import loading
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.build import build_member
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.run import Run, read_run, read_spec
 from ensemblekit.spec import reader
 from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
 from ensemblekit.training.environment import environment
+from ensemblekit.training.interruption import stop_requests
+from ensemblekit.training.only_run import only_run_of_process
+from ensemblekit.training.resuming import check_can_go_on, finished_text
 from ensemblekit.training.trainer import Trainer
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -92,7 +96,8 @@ def train(
         DataError: the data cannot be read or does not fit.
         RunError: the run directory cannot be used.
         NumericError: training diverged; the last checkpoint is kept.
-        Interrupted: Ctrl-C or SIGTERM; continue with `resume`.
+        UsageError: another run is being trained in this process.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; continue with `resume`.
     """
     registry = _registry(plugins)
     if not isinstance(spec, Spec):
@@ -107,20 +112,30 @@ def resume(
     progress: bool | Progress = True,
     data: tuple[Any, Any] | None = None,
     plugins: Iterable[str | Path] = (),
+    engine: str | None = None,
+    device: str | None = None,
+    epochs: int | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; the result is bit-identical to that of an uninterrupted run.
 
     Args:
-        path: the run directory. A run that has finished is returned unchanged.
+        path: the run directory. A run that has finished is returned unchanged, unless `epochs` is given.
         progress: as for `train`.
         data: as for `train`, if the run was started with data from Python.
         plugins: as for `train`.
+        engine: go on with another engine; the last bits will differ.
+        device: go on with another device; the last bits will differ.
+        epochs: train a run, finished or not, to so many epochs in all. From the continuation on, the learning rate
+            is that of a run with so many epochs: constant, step and multistep schedules simply go on; cosine and
+            cyclic ones take the value that they have there. `patience` counts anew.
 
     Raises:
         RunError: there is no run, its spec was changed, no checkpoint is usable, or it is in use.
+        UsageError: the run cannot be trained to so many epochs, or is trained in this process already.
+        Interrupted: as for `train`.
     """
     with _display(progress) as display:
-        return resume_run(path, _registry(plugins), [display], data)
+        return resume_run(path, _registry(plugins), [display], data, engine, device, epochs)
 
 
 def open_run(path: str | Path, plugins: Iterable[str | Path] = ()) -> Run:
@@ -275,30 +290,64 @@ def run_spec(
     name: str = "run",
 ) -> Run:
     """Train a spec with the plugins of a registry; see `train`."""
-    claim = RunDirectory.claim(out) if out else RunDirectory.claim_next(name)
-    with claim as directory:
-        Trainer(spec, directory, data, listeners).train(registry)
+    with only_run_of_process(), stop_requests() as stop:
+        claim = RunDirectory.claim(out) if out else RunDirectory.claim_next(name)
+        with claim as directory:
+            Trainer(spec, directory, data, listeners, stop=stop).train(registry)
     return _read(directory, registry)
 
 
 def resume_run(
-    path: str | Path, registry: Registry, listeners: Iterable[object] = (), data: tuple[Any, Any] | None = None
+    path: str | Path,
+    registry: Registry,
+    listeners: Iterable[object] = (),
+    data: tuple[Any, Any] | None = None,
+    engine: str | None = None,
+    device: str | None = None,
+    epochs: int | None = None,
 ) -> Run:
     """Resume a run with the plugins of a registry; see `resume`."""
     directory = RunDirectory.open(path)
-    with directory.lock():
+    listeners = list(listeners)
+    with only_run_of_process(), stop_requests() as stop, directory.lock():
+        stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
         directory.restore_spec()
         if not directory.has_environment:
             recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
             directory.restore_environment(environment(recorded, registry))
-        spec, loaded = _with_data(read_spec(directory, registry), data)
+        spec = read_spec(directory, registry)
+        if epochs is not None:
+            spec = _lengthened(directory, spec, epochs, registry)
         if directory.needs_training():
-            Trainer(spec, directory, loaded, listeners).resume()
-        elif directory.damage:
-            directory.write_status("finished", notices=[*directory.notices, *directory.damage])
-            for text in directory.damage:
-                RunHooks([], listeners).call.notice(text=text)
+            elsewhere = {"engine.name": engine, "engine.device": device}
+            spec = _changed(directory, {key: value for key, value in elsewhere.items() if value}, spec, registry)
+            spec, loaded = _with_data(spec, data)
+            Trainer(spec, directory, loaded, listeners, stop=stop).resume()
+        else:
+            _tell_finished(directory, listeners)
     return _read(directory, registry)
+
+
+def _tell_finished(directory: RunDirectory, listeners: Sequence[object]) -> None:
+    """Say that a run has finished, and what of it was found damaged or lost, which is recorded too."""
+    if directory.damage:
+        directory.write_status("finished", notices=[*directory.notices, *directory.damage])
+    for text in (*directory.damage, finished_text(directory.path, len(directory.read_metrics()))):
+        RunHooks([], listeners).call.notice(text=text)
+
+
+def _lengthened(directory: RunDirectory, spec: Spec, epochs: int, registry: Registry) -> Spec:
+    """Change a run to another number of epochs, if its methods can; returns its new spec."""
+    longer = _changed(directory, {"training.epochs": epochs}, spec, registry)
+    position = directory.newest_position or Position(0)
+    check_can_go_on(spec, longer, position)
+    if longer.training.epochs != spec.training.epochs:
+        directory.lengthen(longer.to_toml(), position.epoch)
+    return longer
+
+
+def _changed(directory: RunDirectory, overrides: Mapping[str, Any], spec: Spec, registry: Registry) -> Spec:
+    return reader.load_spec(directory.path / "spec.toml", overrides, registry) if overrides else spec
 
 
 @contextmanager

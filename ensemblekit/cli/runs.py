@@ -20,6 +20,7 @@ from ensemblekit.cli.options import (
     writing_to,
 )
 from ensemblekit.core.errors import UsageError
+from ensemblekit.training.interruption import stop_requests
 
 if TYPE_CHECKING:
     from ensemblekit.runs.run import Run
@@ -57,40 +58,67 @@ def train(
     SPEC is a TOML file, or the name of a shipped spec such as digits (ensemblekit specs lists them). Shows the plan,
     the progress and the result, and saves everything in a run directory.
 
-    Ctrl-C stops training; ensemblekit resume continues from the last finished epoch. A value of --set is read as
+    Ctrl-C saves and stops; ensemblekit resume goes on from the very step. A value of --set is read as
     TOML; anything that is not valid TOML is taken as a string.
     """
-    from ensemblekit import api
-    from ensemblekit.display.progress import choose_progress
-    from ensemblekit.spec.shipped import find_spec
-    from ensemblekit.spec.tables import parse_override
+    with stop_requests():
+        from ensemblekit import api
+        from ensemblekit.display.progress import choose_progress
+        from ensemblekit.spec.shipped import find_spec
+        from ensemblekit.spec.tables import parse_override
 
-    overrides = dict(parse_override(setting) for setting in settings)
-    if device is not None:
-        overrides["engine.device"] = device
-    path = find_spec(spec_file)
-    spec = api.load_spec(path, overrides, plugin_files)
-    with closing(choose_progress(quiet or as_json)) as progress:
-        run = api.train(spec, out, progress=progress, plugins=plugin_files, name=path.stem)
-    _print_run(run, quiet, as_json)
+        overrides = dict(parse_override(setting) for setting in settings)
+        if device is not None:
+            overrides["engine.device"] = device
+        path = find_spec(spec_file)
+        spec = api.load_spec(path, overrides, plugin_files)
+        with closing(choose_progress(quiet or as_json)) as progress:
+            run = api.train(spec, out, progress=progress, plugins=plugin_files, name=path.stem)
+        _print_run(run, quiet, as_json)
 
 
 @click.command()
 @run_argument
+@click.option(
+    "--engine", metavar="NAME", help="Go on with another engine, or auto to measure again; the last bits will differ."
+)
+@click.option(
+    "--device", shell_complete=complete_device, help="Go on on another device: cpu, cuda, cuda:1, mps or auto."
+)
+@click.option(
+    "--epochs",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Train the run, finished or not, to N epochs in all. The learning rate goes on as in a run of N epochs: "
+    "constant, step and multistep schedules simply continue; cosine and cyclic ones take the value they have there.",
+)
 @plugin_option
 @quiet_option
 @json_option
-def resume(run_path: Path, plugin_files: Sequence[str], quiet: bool, as_json: bool) -> None:
-    """Continue an interrupted run from its last checkpoint.
+def resume(
+    run_path: Path,
+    engine: str | None,
+    device: str | None,
+    epochs: int | None,
+    plugin_files: Sequence[str],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Continue an interrupted run from its last checkpoint, or train a finished one further.
 
-    The result is bit-identical to that of an uninterrupted run.
+    The result is bit-identical to that of an uninterrupted run, unless the engine, the device or the machine changes;
+    a note says so then.
     """
-    from ensemblekit import api
-    from ensemblekit.display.progress import choose_progress
+    with stop_requests() as stop:
+        stop.outcome = ("nothing was changed", str(run_path), "run the command again")
+        from ensemblekit import api
+        from ensemblekit.display.progress import choose_progress
 
-    with closing(choose_progress(quiet or as_json)) as progress:
-        run = api.resume(run_path, progress=progress, plugins=plugin_files)
-    _print_run(run, quiet, as_json)
+        given = {"engine": engine, "device": device, "epochs": epochs}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        with closing(choose_progress(quiet or as_json)) as progress:
+            run = api.resume(run_path, progress=progress, plugins=plugin_files, **options)
+        _print_run(run, quiet, as_json)
 
 
 def _print_run(run: Run, quiet: bool, as_json: bool) -> None:

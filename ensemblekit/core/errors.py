@@ -108,7 +108,7 @@ class ResourceError(EnsemblekitError):
 
 
 class Interrupted(EnsemblekitError):
-    """Training was stopped by Ctrl-C (130) or SIGTERM (143); the run can be resumed from its last checkpoint."""
+    """Stopped by Ctrl-C (130), SIGTERM (143) or SIGHUP (129); what was trained can be resumed."""
 
     exit_code = 130
 

@@ -10,10 +10,11 @@ import pluggy
 from torch import Tensor
 
 from ensemblekit.core import hookspecs
+from ensemblekit.core.containment import Containment
 from ensemblekit.core.errors import NumericError, PluginError
 from ensemblekit.core.hookspecs import PROJECT, hookimpl
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.plugin import Plugin
+from ensemblekit.core.plugin import Method, Plugin
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.tensors import describe_tensor
 from ensemblekit.core.verification import verify_hooks
@@ -51,7 +52,8 @@ class RunHooks:
 
     Args:
         plugins: methods and extensions; of several results that of the plugin listed last counts.
-        listeners: other objects whose ``@hookimpl`` methods follow the life cycle, such as a display.
+        listeners: other objects whose ``@hookimpl`` methods follow the life cycle, such as a display. One that fails
+            is left out from then on, like an extension, unless it has the attribute `is_essential`.
     """
 
     def __init__(self, plugins: Iterable[Plugin], listeners: Iterable[object] = ()) -> None:
@@ -63,14 +65,33 @@ class RunHooks:
             if self._manager.has_plugin(plugin.name):
                 raise PluginError(f'plugin "{plugin.name}" is listed twice', fix="list each method once")
             self._manager.register(plugin, name=plugin.name)
+            if not isinstance(plugin, Method):
+                self._contain(plugin, f'{plugin.kind} "{plugin.name}"')
         for listener in listeners:
             verify_hooks(type(listener), type(listener).__name__)
             self._manager.register(listener)
+            if not getattr(listener, "is_essential", False):
+                self._contain(listener, "the display")
+
+    def _contain(self, observer: object, name: str) -> None:
+        """Let a failure of an observer be a notice, and not the end of the run."""
+        containment = Containment(name, lambda text: self.call.notice(text=text))
+        for caller in self._manager.get_hookcallers(observer) or ():
+            for implementation in caller.get_hookimpls():
+                if implementation.plugin is observer:
+                    contained = containment.contain(caller.name, implementation.function)
+                    implementation.function = contained  # type: ignore[misc]  # pluggy has no other way to wrap one
 
     @property
     def call(self) -> Any:
         """Calls a hook by its name: ``hooks.call.combine(outputs=…)``."""
         return self._manager.hook
+
+    def call_observers(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of all plugins and listeners but the methods."""
+        for implementation in reversed(getattr(self.call, hook).get_hookimpls()):
+            if not isinstance(implementation.plugin, Method):
+                implementation.function(*(arguments[name] for name in implementation.argnames))
 
     def is_implemented(self, hook: str) -> bool:
         """Whether a plugin, or the defaults, implement a hook."""

@@ -190,8 +190,11 @@ def epoch_finished(epoch: int, num_epochs: int, metrics: Mapping[str, Any]) -> N
 
 
 @hookspec
-def checkpoint_saved(epoch: int, path: Path) -> None:
-    """Announce a checkpoint. Called when it is on the disk; epoch 0 is the start. `path` is the run directory."""
+def checkpoint_saved(epoch: int, step: int, path: Path) -> None:
+    """Announce a checkpoint. Called when it is on the disk; epoch 0 is the start. `path` is the run directory.
+
+    `step` is 0, or inside a long epoch the number of finished steps after `epoch` finished epochs.
+    """
 
 
 @hookspec

@@ -68,7 +68,9 @@ class Split:
         """Iterate over all samples in their own order, without augmentation: for evaluation."""
         return self._batches(torch.arange(len(self)), _batch_lengths(len(self), batch_size), [])
 
-    def training_batches(self, batch_size: int, seed: int, epoch: int, augment: bool = True) -> Iterator[Batch]:
+    def training_batches(
+        self, batch_size: int, seed: int, epoch: int, augment: bool = True, first_step: int = 0
+    ) -> Iterator[Batch]:
         """Iterate over all samples once, shuffled and augmented.
 
         The last batch has the remaining samples, unless it is a single one, which batch norm cannot train on: then it
@@ -79,13 +81,16 @@ class Split:
             seed: Seed of the run.
             epoch: Number of the epoch; order and augmentation are functions of (seed, epoch).
             augment: Whether to apply the data set's augmentation.
+            first_step: Number of batches to leave out at the beginning, without reading their samples.
         """
         order = torch.randperm(len(self), generator=generator(seed, "order", epoch))
         sampled: list[Tensor] = []
         if augment and self.transform is not None:
             # For the whole epoch at once, so that a sample's augmentation does not depend on the batch size.
             sampled = self.transform.sample(len(self), generator(seed, "augment", epoch))
-        return self._batches(order, self.training_batch_lengths(batch_size), sampled)
+        lengths = self.training_batch_lengths(batch_size)
+        first = sum(lengths[:first_step])
+        return self._batches(order[first:], lengths[first_step:], [values[first:] for values in sampled])
 
     def training_batch_lengths(self, batch_size: int) -> list[int]:
         """Return the sizes of the batches of a training epoch."""

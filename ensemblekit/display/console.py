@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ensemblekit.runs.sealing import finite
+
 
 class Printer:
     """Prints to standard output; with colours and rulers only on a terminal."""
@@ -20,8 +22,8 @@ class Printer:
         self.for_a_person = self.console.is_terminal
 
     def json(self, value: Any) -> None:
-        """Print one JSON document."""
-        print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        """Print one JSON document, with null in place of nan and infinity."""
+        print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
     def heading(self, text: str) -> None:
         """Print a heading."""

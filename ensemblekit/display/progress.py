@@ -44,6 +44,8 @@ class PlainProgress(Progress):
         self.printer = Printer()
         self.spec: Spec | None = None
         self.path = Path()
+        self.repeat = ""
+        """How to repeat the very run, if its engine was measured."""
 
     def show_plan(self, plan: Sequence[tuple[str, str]]) -> None:
         """Print the plan of the run."""
@@ -57,6 +59,9 @@ class PlainProgress(Progress):
     @hookimpl
     def engine_chosen(self, engine: str, seconds_per_step: Mapping[str, float]) -> None:
         self.printer.text(engine_line(engine, seconds_per_step))
+        self.repeat = repeat_line(engine) if seconds_per_step else ""
+        if self.repeat:
+            self.printer.text(self.repeat)
 
     @hookimpl
     def epoch_finished(self, num_epochs: int, metrics: Mapping[str, Any]) -> None:
@@ -81,7 +86,8 @@ class PlainProgress(Progress):
         self.printer.text()
         self.printer.table(summary.columns, summary.rows)
         self.printer.text()
-        for line in (summary.gain, summary.decomposition, summary.time, f"the run is in {summary.path}"):
+        place = f"the run is in {summary.path}"
+        for line in (summary.gain, summary.decomposition, summary.time, self.repeat, place):
             if line:
                 self.printer.text(line)
         self.printer.text()
@@ -198,8 +204,17 @@ def engine_line(name: str, measured: Mapping[str, float]) -> str:
     if not measured:
         return f"engine {name}"
     by_time = sorted(measured.items(), key=lambda item: item[1])
-    times = ", ".join(f"{engine} {1000 * seconds:.3g} ms" for engine, seconds in by_time)
+    times = ", ".join(f"{engine} {_duration(seconds)}" for engine, seconds in by_time)
     return f"engine {name}; measured per step: {times}"
+
+
+def repeat_line(engine: str) -> str:
+    """Say how to get the same bits again, where measuring may choose another engine the next time."""
+    return f"the engine decides the last bits: --set engine.name={engine} repeats this very run"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def epoch_line(row: Mapping[str, Any], num_epochs: int) -> str:
@@ -208,7 +223,7 @@ def epoch_line(row: Mapping[str, Any], num_epochs: int) -> str:
     if row.get("train_loss") is not None:
         cells.append(f"train loss {number(row['train_loss'])}")
     cells += quality_cells(row)
-    cells += samples_per_second(row.get("images_per_second"))
+    cells += samples_per_second(row.get("samples_per_second"))
     if row.get("seconds") is not None:
         cells.append(f"{row['seconds']:.1f} s")
     return "  ".join(cells)

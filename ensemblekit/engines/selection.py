@@ -63,7 +63,7 @@ class Work:
 def check_engine(name: str, members: Sequence[MemberState], settings: EngineSettings) -> None:
     """Raise a `UsageError` if the engine of that name does not support these members."""
     if reason := engine_class(name).unsupported(members, settings):
-        raise UsageError(f'engine "{name}" does not support this run: {reason}', "engine.name", "use auto")
+        raise UsageError(f'engine "{name}" does not support this run: {reason}', "engine.name", 'set it to "auto"')
 
 
 def fastest(seconds_per_step: Mapping[str, float]) -> str:

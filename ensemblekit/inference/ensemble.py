@@ -70,11 +70,19 @@ class Ensemble(nn.Module):
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         passes = self._passes if in_evaluation else None
         with nullcontext() if passes is None else self._pass_lock:
-            if inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
+            if self.spec.engine.precision == "bf16":
+                outputs = [self._in_bf16(member, inputs, passes) for member in self.members]
+            elif inputs.device.type == "cpu" and in_evaluation and not torch.is_grad_enabled():
                 outputs = self._pool.map(lambda member: member(inputs, passes), self._folded_members())
             else:
                 outputs = [outputs_of_passes(member, inputs, passes) for member in self.members]
         return torch.stack(outputs, dim=1).flatten(0, 1)
+
+    @staticmethod
+    def _in_bf16(member: nn.Module, inputs: Tensor, passes: int | None) -> Tensor:
+        """Compute a member in the precision of its run, as it was evaluated in training."""
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            return outputs_of_passes(member, inputs, passes).float()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ensemble:
         members = deepcopy(self.members, memo)

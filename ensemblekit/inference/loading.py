@@ -19,6 +19,7 @@ from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.run import read_spec
+from ensemblekit.training.evaluation import check_outputs
 
 
 def load_ensemble(path: Path, registry: Registry) -> Ensemble:
@@ -53,4 +54,5 @@ def evaluate_run(path: Path, data: Data | None, registry: Registry) -> dict[str,
     with torch.no_grad():
         batches = data.test.batches(ensemble.spec.training.batch_size)
         outputs = torch.cat([ensemble.member_outputs(batch.inputs) for batch in batches], dim=1)
+    check_outputs(outputs, "test", len(ensemble.members), str(path))
     return flat_metrics(evaluate(outputs, data.test.targets, ensemble.loss, ensemble.combine(outputs)))

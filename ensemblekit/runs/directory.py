@@ -158,7 +158,12 @@ class RunDirectory:
         return self._record.notices
 
     def write_status(self, status: str, error: str | None = None, notices: Sequence[str] | None = None) -> None:
-        """Record how the run goes or how it ended; `notices` replace those that were recorded before."""
+        """Record how the run goes or how it ended; `notices` replace those that were recorded before.
+
+        A run that ends before `begin` has nothing to record, and leaves nothing behind.
+        """
+        if not self._record:
+            return
         if not self._record.has_checksums:
             self._add_checksums()
         self._record.write_status(status, error, notices)

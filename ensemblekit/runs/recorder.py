@@ -14,6 +14,9 @@ from ensemblekit.runs.directory import RunDirectory
 class RunRecorder:
     """Appends a line to metrics.jsonl for each epoch, keeps notices, and records how the run ended."""
 
+    is_essential = True
+    """The run fails if it cannot be recorded."""
+
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
         self.notices = directory.notices

@@ -52,7 +52,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on `start`, `training`, `evaluation` and `checkpoints`, since the last resume."""
+        """Seconds spent on `start`, `training`, `evaluation` and `checkpoints`, also before it was resumed."""
         seconds: dict[str, float] = self.environment.get("seconds", {})
         return seconds
 

@@ -55,13 +55,20 @@ class TrainingSection(Section):
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of a member's gradient")
+    clip_norm: float | None = Field(
+        None,
+        gt=0,
+        description="largest norm of a member's gradient of the objective, which has the method's factor such as 1/M",
+    )
     evaluate_every: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
     patience: int | None = Field(
         None, ge=1, description="stop early after that many evaluations without a lower validation loss"
     )
     keep: Literal["last", "best"] = Field(
         "last", description="keep the weights of the last epoch, or those with the lowest validation loss"
+    )
+    checkpoint_every_minutes: float = Field(
+        10.0, gt=0, description="minutes between checkpoints inside a long epoch; each epoch ends with one anyway"
     )
 
 

@@ -16,7 +16,14 @@ from ensemblekit.spec.sections import Spec
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBSERVER_HOOKS
-from ensemblekit.testing.toy_run import CopyAfterEpoch, empty_directory, toy_registry, toy_spec, trained_weights
+from ensemblekit.testing.toy_run import (
+    CopyAfterEpoch,
+    RaiseFailures,
+    empty_directory,
+    toy_registry,
+    toy_spec,
+    trained_weights,
+)
 
 
 class ExtensionContract(PluginContract[Extension]):
@@ -46,8 +53,8 @@ class ExtensionContract(PluginContract[Extension]):
         registry = toy_registry(self.plugin)
         with empty_directory() as folder:
             whole, copy = folder / "whole", folder / "stopped"
-            run_spec(self._spec(registry), registry, whole, [CopyAfterEpoch(1, copy)])
-            resume_run(copy, registry)
+            run_spec(self._spec(registry), registry, whole, [CopyAfterEpoch(1, copy), RaiseFailures()])
+            resume_run(copy, registry, [RaiseFailures()])
 
     @check("training is bit-identical without it", needs=[observes, run_finishes])
     def same_without(self) -> None:

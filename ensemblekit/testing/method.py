@@ -24,7 +24,7 @@ from ensemblekit.testing.toy_run import BATCH_SIZE, CopyAfterEpoch, empty_direct
 STEPS = 3
 AGREEMENT = 1e-5
 """Relative tolerance between engines in float32."""
-TIMINGS = {"seconds", "images_per_second"}
+TIMINGS = {"seconds", "samples_per_second"}
 """Metrics that differ between equal runs."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import replace
@@ -133,9 +134,20 @@ class CopyAfterEpoch:
         self.epoch, self.copy = epoch, copy
 
     @hookimpl
-    def checkpoint_saved(self, epoch: int, path: Path) -> None:
-        if epoch == self.epoch:
+    def checkpoint_saved(self, epoch: int, step: int, path: Path) -> None:
+        if epoch == self.epoch and not step:
             copytree(path, self.copy)
+
+
+class RaiseFailures:
+    """Ends a run with the failure of an observer, without which it would go on."""
+
+    is_essential = True
+
+    @hookimpl
+    def notice(self) -> None:
+        if (error := sys.exception()) is not None:
+            raise error
 
 
 def trained_weights(run: Path) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.registry import Registry
+from ensemblekit.core.threads import num_cores
 from ensemblekit.spec.sections import Spec
 
 
@@ -32,12 +33,21 @@ def environment(spec: Spec, registry: Registry) -> dict[str, Any]:
     return {
         "ensemblekit": version("ensemblekit"),
         "python": sys.version.split()[0],
-        "torch": torch.__version__,
         "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
+        **machine_facts(),
         "seed": spec.seed,
         "plugins": [
             {"kind": info.kind, "name": info.name, "package": info.package, "version": info.version}
             for info in sorted(infos, key=lambda info: (info.kind, info.name))
         ],
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what the last bits of a result depend on, beside the spec and the engine."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cores": num_cores(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

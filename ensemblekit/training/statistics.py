@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,15 @@ from torch import Tensor
 from ensemblekit.core.errors import NumericError
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
+from ensemblekit.training.stopwatch import Elapsed
 
 PENDING_BYTES = 2**24
 """Outputs of steps are kept up to this size and then summed together, which costs less than step by step."""
+LOWER_RATE = "lower training.optimizer.lr, or set training.clip_norm"
+"""What helps against numbers that become nan or infinite."""
+
+Step = tuple[Tensor, Tensor, Tensor]
+"""Objective, outputs (M, B, C) and targets of a step."""
 
 
 class EpochStatistics:
@@ -21,14 +27,23 @@ class EpochStatistics:
 
     def __init__(self, objective: Objective, member_indices: list[int]) -> None:
         self.objective, self.member_indices = objective, member_indices
-        self.pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Objective, outputs (M, B, C) and targets of the steps that are not summed yet."""
-        self.latest: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())
-        """Outputs and targets of the steps that were summed last."""
+        self.pending: list[Step] = []
+        """The steps that are not summed yet."""
+        self.latest: list[Step] = []
+        """The steps that were summed last."""
         self.sums: dict[str, Tensor] = {}
         self.finite: list[Tensor] = []
         """For each step since the last check, whether each member's outputs and the objective are finite, (M + 1,)."""
         self.num_steps = self.num_samples = 0
+        self.earlier_seconds = 0.0
+        """Seconds that the steps took before the epoch was interrupted."""
+        self.elapsed: Elapsed | None = None
+        """Measures the steps since then."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the steps have taken."""
+        return self.earlier_seconds + (self.elapsed.seconds if self.elapsed else 0.0)
 
     def add(self, value: Tensor, outputs: Tensor, batch: Batch) -> None:
         """Add a step: its objective and its outputs (M, B, C)."""
@@ -40,10 +55,7 @@ class EpochStatistics:
     def _sum_pending(self) -> None:
         if not self.pending:
             return
-        sizes = [outputs.shape[1] for _, outputs, _ in self.pending]
-        values = torch.stack([value for value, _, _ in self.pending])
-        outputs = torch.cat([outputs for _, outputs, _ in self.pending], dim=1)
-        targets = torch.cat([targets for _, _, targets in self.pending])
+        values, outputs, targets, sizes = _joined(self.pending)
         loss, combined = self.objective.loss, self.objective.combine(outputs)
         weighted = sum(value * size for value, size in zip(values, sizes, strict=True))
         sums = {"train_objective": weighted, "train_loss": loss(combined, targets).sum()}
@@ -52,40 +64,50 @@ class EpochStatistics:
             sums["train_accuracy"] = (classes == targets.clamp_min(0)).sum()
         for name, number in sums.items():
             self.sums[name] = self.sums[name] + number if name in self.sums else number
-        by_step = outputs.isfinite().all(dim=-1).split(sizes, dim=1)
-        members = torch.stack([finite.all(dim=1) for finite in by_step])
-        self.finite.append(torch.cat([members, values.isfinite().unsqueeze(1)], dim=1))
+        self.finite.append(_finite(values, outputs, sizes))
         self.num_samples += sum(sizes)
-        self.latest = outputs.split(sizes, dim=1), targets.split(sizes)
+        self.latest = _divided(values, outputs, targets, sizes)
         self.pending.clear()
 
-    def check_finite(self, epoch: int, path: Path) -> None:
-        """Raise a `NumericError` that names the step, and the member or the plugin if one of them is to blame."""
+    def check_finite(self, epoch: int, kept: str) -> None:
+        """Raise a `NumericError` that names the step, and the member or the plugin if one of them is to blame.
+
+        Args:
+            epoch: the number of this epoch.
+            kept: says which checkpoint is kept.
+        """
         self._sum_pending()
-        if not self.finite or self.finite[0].is_meta:
-            return
-        finite = torch.cat(self.finite)
-        if not bool(finite.all()):
-            bad_step = int((~finite.all(dim=1)).nonzero()[0])
-            bad_rows = (~finite[bad_step, :-1]).nonzero().flatten().tolist()
-            fix = "lower training.optimizer.lr, or set training.clip_norm"
-            if bad_rows:
-                what = f"the outputs of member {self.member_indices[bad_rows[0]]} became nan or infinite"
-            else:
-                what = "the objective became nan or infinite"
-                what, fix = self._culprit(bad_step - len(finite)) or (what, fix)
-            step = self.num_steps - len(finite) + bad_step + 1
-            kept = f"{path} keeps the checkpoint of epoch {epoch - 1}"
-            raise NumericError(f"{what} at epoch {epoch}, step {step}", kept, fix)
+        self._check(self.finite, self.latest, epoch, kept)
         self.finite.clear()
 
-    def _culprit(self, index: int) -> tuple[str, str] | None:
+    def check_all(self, epoch: int, kept: str) -> None:
+        """Check like `check_finite`, without summing: where that happens changes the rounding of the sums."""
+        pending = [_finite(*_joined_outputs(self.pending))] if self.pending else []
+        self._check([*self.finite, *pending], self.pending or self.latest, epoch, kept)
+
+    def _check(self, flags: Sequence[Tensor], steps: Sequence[Step], epoch: int, kept: str) -> None:
+        if not flags or flags[0].is_meta:
+            return
+        finite = torch.cat(list(flags))
+        if bool(finite.all()):
+            return
+        bad_step = int((~finite.all(dim=1)).nonzero()[0])
+        bad_rows = (~finite[bad_step, :-1]).nonzero().flatten().tolist()
+        fix = LOWER_RATE
+        if bad_rows:
+            what = f"the outputs of member {self.member_indices[bad_rows[0]]} became nan or infinite"
+        else:
+            what = "the objective became nan or infinite"
+            what, fix = self._culprit(steps, bad_step - len(finite)) or (what, fix)
+        step = self.num_steps - len(finite) + bad_step + 1
+        raise NumericError(f"{what} at epoch {epoch}, step {step}", kept, fix)
+
+    def _culprit(self, steps: Sequence[Step], index: int) -> tuple[str, str] | None:
         """Find the plugin whose hook returned a value that is not finite, if that step (from the end) is still here."""
-        outputs, targets = self.latest
-        if len(outputs) < -index:
+        if len(steps) < -index:
             return None
         try:
-            self.objective.check_finite(outputs[index], targets[index])
+            self.objective.check_finite(*steps[index][1:])
         except NumericError as error:
             return error.what, error.fix
         return None
@@ -93,3 +115,49 @@ class EpochStatistics:
     def means(self) -> dict[str, float]:
         """Return the means over the samples of the epoch."""
         return {name: float(number) / self.num_samples for name, number in self.sums.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums and the pending steps, for a checkpoint inside the epoch."""
+        tensors = {f"sums.{name}": value for name, value in self.sums.items()}
+        if self.pending:
+            values, outputs, targets, _ = _joined(self.pending)
+            tensors |= {"pending.values": values, "pending.outputs": outputs, "pending.targets": targets}
+        return tensors
+
+    def state(self) -> dict[str, Any]:
+        """Return the rest of what `restore` needs, as JSON."""
+        sizes = [outputs.shape[1] for _, outputs, _ in self.pending]
+        return {"steps": self.num_steps, "samples": self.num_samples, "pending": sizes, "seconds": self.seconds}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Continue from what `tensors` and `state` returned."""
+        self.num_steps, self.num_samples, sizes = state["steps"], state["samples"], state["pending"]
+        self.earlier_seconds = state["seconds"]
+        prefix = "sums."
+        self.sums = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if sizes:
+            joined = (tensors[f"pending.{name}"] for name in ("values", "outputs", "targets"))
+            self.pending = _divided(*joined, sizes)
+
+
+def _joined(steps: Sequence[Step]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Join steps: their objectives (S,), outputs (M, N, C) and targets, and the number of samples of each."""
+    values, outputs, sizes = _joined_outputs(steps)
+    return values, outputs, torch.cat([targets for _, _, targets in steps]), sizes
+
+
+def _joined_outputs(steps: Sequence[Step]) -> tuple[Tensor, Tensor, list[int]]:
+    sizes = [outputs.shape[1] for _, outputs, _ in steps]
+    return torch.stack([value for value, _, _ in steps]), torch.cat([outputs for _, outputs, _ in steps], dim=1), sizes
+
+
+def _divided(values: Tensor, outputs: Tensor, targets: Tensor, sizes: list[int]) -> list[Step]:
+    """Return the steps that `_joined` has joined."""
+    return list(zip(values, outputs.split(sizes, dim=1), targets.split(sizes), strict=True))
+
+
+def _finite(values: Tensor, outputs: Tensor, sizes: list[int]) -> Tensor:
+    """Return for each step whether each member's outputs and the objective are finite, (S, M + 1)."""
+    by_step = outputs.isfinite().all(dim=-1).split(sizes, dim=1)
+    members = torch.stack([finite.all(dim=1) for finite in by_step])
+    return torch.cat([members, values.isfinite().unsqueeze(1)], dim=1)

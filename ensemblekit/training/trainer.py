@@ -1,17 +1,16 @@
 """The only training loop; a `Trainer` owns a run from its plan to its result. It knows no method, model or data set.
 
-An epoch: life-cycle hooks, steps, evaluation, one line of metrics, one checkpoint. All randomness is a function of the
-seed, the epoch and the step, so that a run that was stopped anywhere resumes from its last checkpoint and gives
-bit-identical results.
+An epoch: life-cycle hooks, steps, evaluation, one line of metrics, one checkpoint; long epochs have checkpoints inside.
+All randomness is a function of the seed, the epoch and the step, so that a run that was stopped anywhere resumes from
+its last checkpoint and gives bit-identical results.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from ensemblekit.core.errors import Interrupted, UsageError
 from ensemblekit.core.hookspecs import RunStatus
-from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
@@ -32,15 +30,23 @@ from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.recorder import RunRecorder
 from ensemblekit.spec.sections import Spec
-from ensemblekit.training.environment import choose_device, environment
-from ensemblekit.training.interruption import StopRequest, stop_requests
+from ensemblekit.training import finishing
+from ensemblekit.training.busy_machine import BusyMachine
+from ensemblekit.training.checks import check_settings, check_tensors, check_weights_count, settings_notices
+from ensemblekit.training.environment import choose_device, environment, machine_facts
+from ensemblekit.training.evaluation import Evaluator
+from ensemblekit.training.interruption import StopRequest
+from ensemblekit.training.model_selection import ModelSelection
+from ensemblekit.training.partial_epoch import restore_epoch
 from ensemblekit.training.plan import make_plan
+from ensemblekit.training.resuming import BITS_WILL_DIFFER, machine_notices, recorded_threads
+from ensemblekit.training.saving import Saver
 from ensemblekit.training.statistics import EpochStatistics
+from ensemblekit.training.stopwatch import Stopwatch
+from ensemblekit.training.unbounded import UnboundedObjective
 
 CHECK_EVERY = 64
 """Steps between two checks for nan; each check synchronises with the device."""
-EVALUATION_BYTES = 2**22
-"""Size of the batches in evaluation, if that is more than a training batch."""
 
 
 class Trainer:
@@ -52,6 +58,7 @@ class Trainer:
         data: the data, if it is not the spec's.
         listeners: objects that follow the life cycle by hooks, such as a display.
         device: where to train, if not on the spec's device.
+        stop: asks training to stop; it is looked at before every step and every batch of an evaluation.
 
     Raises:
         UsageError: the spec cannot be trained on this data or on this machine.
@@ -64,14 +71,13 @@ class Trainer:
         data: Data | None = None,
         listeners: Iterable[object] = (),
         device: torch.device | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.spec, self.directory = spec, directory
+        self.stop = stop or StopRequest()
         self.device = device or choose_device(spec.engine.device)
         self.data = (data or load_data(spec.data, spec.seed)).to(self.device)
-        self.splits = {"test": self.data.test}
-        if self.data.validation is not None:
-            self.splits["validation"] = self.data.validation
         self.recorder = RunRecorder(directory)
         self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, self.recorder])
         self.hooks = self.objective.hooks
@@ -84,15 +90,16 @@ class Trainer:
         self._check_supported()
         self.engine_name = spec.engine.name
         self.engine: Engine | None = None
-        self.predictions: dict[str, Tensor] = {}
-        """The members' outputs for a split, by its name; cleared when the members learn."""
-        self.fitted: Tensor | None = None
-        """The parameters of the combiner, fitted on the validation data at the last evaluation."""
-        self.best_loss, self.evaluations_since_best = math.inf, 0
+        self.evaluator = Evaluator(spec, self.data, self.objective, self.current_engine)
+        self.selection = ModelSelection(spec.training.patience)
+        self.busy_machine, self.unbounded = BusyMachine(self.device), UnboundedObjective(self.objective.separable)
+        self.clock = Stopwatch()
+        self.saver = Saver(self)
+        self.partial: Checkpoint | None = None
+        """The checkpoint inside an epoch that the run is resumed from, until that epoch goes on."""
         self.history: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
         self.member_metrics: list[dict[str, Any]] = []
-        self.seconds = {"start": 0.0, "training": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
 
     def _check_supported(self) -> None:
         if self.settings.passes is not None:
@@ -104,34 +111,55 @@ class Trainer:
 
     def train(self, registry: Registry) -> None:
         """Train from the beginning; `registry` knows the packages of the plugins."""
+        check_settings(self.spec, self.data)
+        check_weights_count(self.objective, *self._first_batch(), self.members.num_outputs)
         with self._life_cycle():
+            for text in settings_notices(self.spec, self.data):
+                self.hooks.call.notice(text=text)
             seconds_per_step = self.choose_engine()
             chosen = {"name": self.engine_name, "device": str(self.device)}
             resolved = replace(self.spec, engine=self.spec.engine.model_copy(update=chosen))
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
             facts["data"] = self.data.fingerprint
-            self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
-            self._run(start_epoch=0)
+            with self.stop.awaited():
+                self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
+                self.saver.save(0)
+                self._run()
 
     def resume(self) -> None:
-        """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again."""
-        recorded = self.directory.environment.get("data")
-        check_same_data(recorded, self.data.fingerprint, self.spec.data.name)
-        if recorded is None:
-            self.directory.update_environment(data=self.data.fingerprint)
-        if self.directory.has_saved_nothing:
-            start_epoch, row = 0, "started again: it was stopped before its first checkpoint"
-        else:
-            checkpoint = self.directory.load_checkpoint()
-            self.restore(checkpoint)
-            self.history = self.directory.truncate_metrics(checkpoint.epoch)
-            start_epoch, row = checkpoint.epoch, f"resumed from epoch {checkpoint.epoch}"
+        """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again.
+
+        torch uses as many threads as when the run was started, where it can.
+        """
+        recorded = self.directory.environment
+        check_same_data(recorded.get("data"), self.data.fingerprint, self.spec.data.name)
+        starts_again = self.directory.has_saved_nothing
+        row = "started again: it was stopped before its first checkpoint" if starts_again else self._restore_last()
         self.directory.write_status("running")
-        with self._life_cycle(("resume", row)):
-            for text in self.directory.damage:
+        with recorded_threads(recorded), self._life_cycle(("resume", row)):
+            for text in (*self.directory.damage, *machine_notices(recorded)):
                 self.hooks.call.notice(text=text)
-            self.choose_engine()
-            self._run(start_epoch)
+            self._choose_engine_again(recorded)
+            facts = {"epoch": self.saver.last.epoch, "step": self.saver.last.step, "engine": self.engine_name}
+            facts |= {"device": str(self.device), **machine_facts()}
+            resumed = [*recorded.get("resumed", ()), facts]
+            self.directory.update_environment(data=self.data.fingerprint, resumed=resumed)
+            with self.stop.awaited():
+                if starts_again:
+                    self.saver.save(0)
+                self._run()
+
+    def _restore_last(self) -> str:
+        """Restore everything from the last checkpoint; says from which."""
+        checkpoint = self.directory.load_checkpoint()
+        self.restore(checkpoint)
+        self.partial = checkpoint if checkpoint.step else None
+        self.saver.has_saved(checkpoint.position)
+        self.clock.seconds |= checkpoint.state.get("seconds", {})
+        if checkpoint.epoch == self.directory.continued_from:
+            self.selection.evaluations_since_best = 0
+        self.history = self.directory.truncate_metrics(checkpoint.epoch)
+        return f"resumed from {checkpoint.position}"
 
     @contextmanager
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
@@ -152,86 +180,107 @@ class Trainer:
 
     def _announce_end(self, status: RunStatus, error: BaseException | None) -> None:
         self.hooks.call.run_ended(
-            status=status, metrics=self.metrics, members=self.member_metrics, seconds=self.seconds, error=error
+            status=status, metrics=self.metrics, members=self.member_metrics, seconds=self.clock.seconds, error=error
         )
 
     def choose_engine(self) -> dict[str, float]:
         """Choose the engine, by measuring if the spec says "auto"; returns the measured seconds per step."""
         states, seconds_per_step = self.members.states, {}
         if self.engine_name == "auto":
-            batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch=1)
-            batch = next(iter(batches))
-            weights = self._weights(batch, [state.seed_index for state in states])
-            seconds_per_step = measure_engines(Work(states, self.objective, self.settings, batch, weights))
+            seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self._first_batch()))
             self.engine_name = fastest(seconds_per_step)
         check_engine(self.engine_name, states, self.settings)
         self.hooks.call.engine_chosen(engine=self.engine_name, seconds_per_step=seconds_per_step)
         return seconds_per_step
 
-    def _run(self, start_epoch: int) -> None:
-        """Train all epochs after `start_epoch`, each with a checkpoint, and write the result."""
-        settings = self.spec.training
-        self.seconds["start"] = time.perf_counter() - self.started
-        with stop_requests() as stop:
-            if start_epoch == 0:
-                self._save_checkpoint(0, is_best=False)
-            devices = () if self.device.type == "cpu" else (self.device,)
-            for epoch in range(start_epoch + 1, settings.epochs + 1):
-                if settings.patience is not None and self.evaluations_since_best >= settings.patience:
-                    break
-                with torch.random.fork_rng(devices=devices):
-                    row = self._epoch(epoch, stop)
-                is_best = self._is_best(row)
-                self.history.append(row)
-                self.hooks.call.epoch_finished(epoch=epoch, num_epochs=settings.epochs, metrics=row)
-                self._save_checkpoint(epoch, is_best)
-            if settings.keep == "best" and self.data.validation is not None:
-                self.restore(self.directory.load_checkpoint(best=True))
-            self._finish()
+    def _choose_engine_again(self, recorded: Mapping[str, Any]) -> None:
+        """Choose the engine of a resumed run: that of its start, unless another was asked for or it cannot be used."""
+        before, reason = recorded.get("engine"), "as asked"
+        if before == self.engine_name:
+            unsupported = engine_class(self.engine_name).unsupported(self.members.states, self.settings)
+            if unsupported:
+                self.engine_name, reason = "auto", unsupported
+        self.choose_engine()
+        for what, now, why in (("engine", self.engine_name, reason), ("device", str(self.device), "as asked")):
+            if recorded.get(what, now) != now:
+                text = f'{what} "{now}" in place of "{recorded[what]}" ({why}): {BITS_WILL_DIFFER}'
+                self.hooks.call.notice(text=text)
 
-    def _epoch(self, epoch: int, stop: StopRequest) -> dict[str, Any]:
-        """Train one epoch and evaluate it; returns its metrics."""
-        num_epochs, num_steps = self.spec.training.epochs, len(self.batch_lengths)
-        if self.engine is not None:
-            self.engine.store_optimizer_state()
-        self.hooks.call.epoch_started(
-            ensemble=self.members,
-            epoch=epoch,
-            num_epochs=num_epochs,
-            num_members=self.spec.ensemble.members,
-            num_steps=num_steps,
-        )
-        engine = self.current_engine()
-        self.predictions.clear()
-        # for networks that use torch's global generator; stochastic layers of this project do not
-        torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
-        with self._clock("training") as training:
-            statistics = self._steps(engine, epoch, stop)
-        row = {"epoch": epoch, **statistics}
-        row["images_per_second"] = len(self.data.train) / training.seconds
-        row["seconds"] = training.seconds
-        if epoch % self.spec.training.evaluate_every == 0 or epoch == num_epochs:
-            with self._clock("evaluation") as evaluation:
-                row |= self._evaluate()
+    def _first_batch(self) -> tuple[Batch, Tensor | None]:
+        """Return a batch for trials, and the weights of its samples for the current members."""
+        batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch=1)
+        batch = next(iter(batches))
+        return batch, self._weights(batch, [state.seed_index for state in self.members.states])
+
+    def _run(self) -> None:
+        """Train all epochs that are left, each with a checkpoint, and write the result."""
+        num_epochs = self.spec.training.epochs
+        self.clock.seconds["start"] += time.perf_counter() - self.started
+        devices = () if self.device.type == "cpu" else (self.device,)
+        for epoch in range(self.saver.last.epoch + 1, num_epochs + 1):
+            if self.selection.is_exhausted:
+                break
+            with torch.random.fork_rng(devices=devices):
+                row = self._epoch(epoch)
+            is_best = self.selection.is_best(row)
+            self.history.append(row)
+            self.hooks.call.epoch_finished(epoch=epoch, num_epochs=num_epochs, metrics=row)
+            if text := self.unbounded.notice(row):
+                self.hooks.call.notice(text=text)
+            self.saver.save(epoch, is_best)
+        self._finish()
+
+    def _epoch(self, epoch: int) -> dict[str, Any]:
+        """Train one epoch, or what is left of it, and evaluate it; returns its metrics."""
+        statistics, engine = self._start_epoch(epoch)
+        with self.clock.measure("training") as statistics.elapsed:
+            rate = self._steps(engine, epoch, statistics)
+        seconds = statistics.seconds
+        row = {"epoch": epoch, **statistics.means(), "learning_rate": rate}
+        row |= {"samples_per_second": len(self.data.train) / seconds, "seconds": seconds}
+        check_tensors(self.members.network_tensors(), f"epoch {epoch}, step {statistics.num_steps}", self.saver.kept)
+        if epoch % self.spec.training.evaluate_every == 0 or epoch == self.spec.training.epochs:
+            self.evaluator.where = f"epoch {epoch}; {self.saver.kept}"
+            self.evaluator.before_batch = lambda: self._stop_if_asked(epoch, statistics)
+            with self.clock.measure("evaluation") as evaluation:
+                row |= self.evaluator.all_metrics()
             row["seconds"] += evaluation.seconds
         return row
 
-    def _steps(self, engine: Engine, epoch: int, stop: StopRequest) -> dict[str, float]:
-        """Train all steps of an epoch; returns their means."""
-        members = [state.seed_index for state in engine.active_members]
-        statistics = EpochStatistics(self.objective, members)
-        num_steps = len(self.batch_lengths)
-        rate = 0.0
-        batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch)
-        for step, batch in enumerate(batches):
-            if stop.signal_number is not None:
-                raise self._interrupted(epoch - 1, stop)
+    def _start_epoch(self, epoch: int) -> tuple[EpochStatistics, Engine]:
+        """Prepare the members, the random numbers and the statistics of an epoch, or restore them in its middle."""
+        partial, self.partial = self.partial, None
+        self.store_optimizer_state()
+        arguments = {"ensemble": self.members, "num_members": self.spec.ensemble.members, "epoch": epoch}
+        arguments |= {"num_epochs": self.spec.training.epochs, "num_steps": len(self.batch_lengths)}
+        if partial is None:
+            self.hooks.call.epoch_started(**arguments)
+        else:  # the methods have prepared the epoch before it was interrupted
+            self.hooks.call_observers("epoch_started", **arguments)
+        engine = self.current_engine()
+        self.evaluator.forget()
+        # for networks that use torch's global generator; stochastic layers of this project do not
+        torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
+        statistics = EpochStatistics(self.objective, [state.seed_index for state in engine.active_members])
+        if partial is not None:
+            restore_epoch(statistics, partial.tensors, partial.state, self.device)
+        return statistics, engine
+
+    def _steps(self, engine: Engine, epoch: int, statistics: EpochStatistics) -> float:
+        """Train the steps of an epoch that are left; returns the last learning rate."""
+        num_steps, first, members = len(self.batch_lengths), statistics.num_steps, statistics.member_indices
+        seed, batch_size = self.spec.seed, self.spec.training.batch_size
+        batches = self.data.train.training_batches(batch_size, seed, epoch, first_step=first)
+        rate = self._learning_rate(epoch - 1 + max(first - 1, 0) / num_steps)
+        for step, batch in enumerate(batches, start=first):
+            self._stop_if_asked(epoch, statistics)
             rate = self._learning_rate(epoch - 1 + step / num_steps)
             run_step = (epoch - 1) * num_steps + step
-            value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step)
+            with self.busy_machine.step(engine):
+                value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step)
             statistics.add(value, outputs, batch)
             if (step + 1) % CHECK_EVERY == 0:
-                statistics.check_finite(epoch, self.directory.path)
+                statistics.check_finite(epoch, self.saver.kept)
             self.hooks.call.step_finished(
                 epoch=epoch,
                 step=step + 1,
@@ -240,8 +289,22 @@ class Trainer:
                 objective=value,
                 learning_rate=rate,
             )
-        statistics.check_finite(epoch, self.directory.path)
-        return {**statistics.means(), "learning_rate": rate}
+            if text := self.busy_machine.notice(engine):
+                self.hooks.call.notice(text=text)
+            if step + 1 < num_steps and self.saver.is_due:
+                self.saver.save_within(statistics, epoch)
+        statistics.check_finite(epoch, self.saver.kept)
+        return rate
+
+    def _stop_if_asked(self, epoch: int, statistics: EpochStatistics | None = None) -> None:
+        """Save and raise `Interrupted` if a signal has come in an epoch; without statistics everything is saved."""
+        if self.stop.signal_number is None:
+            return
+        if statistics is not None and statistics.num_steps:
+            self.saver.save_within(statistics, epoch)
+        path = self.directory.path
+        fix = f"continue with: ensemblekit resume {path}"
+        raise Interrupted(f"saved at {self.saver.last}", str(path), fix, exit_code=self.stop.exit_code)
 
     def current_engine(self) -> Engine:
         """Return the engine for the current members; a new one if they have changed."""
@@ -253,6 +316,11 @@ class Trainer:
         self.members.changed = False
         return self.engine
 
+    def store_optimizer_state(self) -> None:
+        """Bring the optimizer's state of the members up to date."""
+        if self.engine is not None:
+            self.engine.store_optimizer_state()
+
     def _learning_rate(self, epoch: float) -> float:
         num_epochs, base = self.spec.training.epochs, self.spec.optimizer.learning_rate
         rate = self.hooks.learning_rate(base, epoch, num_epochs)
@@ -261,112 +329,38 @@ class Trainer:
     def _weights(self, batch: Batch, members: list[int]) -> Tensor | None:
         return None if self.weights is None else self.weights[batch.index][:, members]
 
-    def _evaluate(self) -> dict[str, float]:
-        """Return the metrics on validation and test data."""
-        metrics = {}
-        if "validation" in self.splits:
-            self._fit_combiner()
-            metrics = {f"validation_{name}": value for name, value in self._metrics("validation").items()}
-        return flat_metrics(self._metrics("test")) | metrics
-
-    def _fit_combiner(self) -> None:
-        """Fit on the validation data how members are combined, on the means over stochastic passes."""
-        outputs = self._outputs("validation").unflatten(0, (self.settings.passes or 1, -1)).mean(dim=0)
-        self.fitted = self.hooks.fit_combiner(outputs, self.splits["validation"].targets, self.objective.loss)
-
-    def _metrics(self, split: str) -> dict[str, float]:
-        outputs = self._outputs(split)
-        combined = self.objective.combine(outputs, self.fitted, self.settings.passes or 1)
-        return evaluate(outputs, self.splits[split].targets, self.spec.loss, combined)
-
-    def _outputs(self, split: str) -> Tensor:
-        """Return the members' outputs (M, N, C) for a split, computed once until the members learn."""
-        if split not in self.predictions:
-            engine = self.current_engine()
-            large_batch = EVALUATION_BYTES // (4 * math.prod(self.data.info.input_shape))
-            batches = self.splits[split].batches(max(self.spec.training.batch_size, large_batch))
-            self.predictions[split] = torch.cat([engine.predict(batch.inputs) for batch in batches], dim=1)
-        return self.predictions[split]
-
-    def _is_best(self, row: Mapping[str, Any]) -> bool:
-        """Whether this is the best epoch so far, by validation loss."""
-        loss = row.get("validation_loss")
-        if loss is None:
-            return False
-        if loss < self.best_loss:
-            self.best_loss, self.evaluations_since_best = loss, 0
-            return True
-        self.evaluations_since_best += 1
-        return False
-
-    def _save_checkpoint(self, epoch: int, is_best: bool) -> None:
-        with self._clock("checkpoints"):
-            if self.engine is not None:
-                self.engine.store_optimizer_state()
-            state = {
-                "members": self.members.state(),
-                "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
-                "since_best": self.evaluations_since_best,
-            }
-            self.directory.save_checkpoint(Checkpoint(epoch, self.members.tensors(), state), best=is_best)
-        self.hooks.call.checkpoint_saved(epoch=epoch, path=self.directory.path)
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, beside that of the members."""
+        return {**self.selection.state(), "seconds": dict(self.clock.seconds)}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore members and training state from a checkpoint."""
         self.members.restore(checkpoint.tensors, checkpoint.state["members"])
-        self.predictions.clear()
-        best_loss = checkpoint.state["best_loss"]
-        self.best_loss = math.inf if best_loss is None else best_loss
-        self.evaluations_since_best = checkpoint.state["since_best"]
+        self.evaluator.forget()
+        self.selection.restore(checkpoint.state)
 
     def _finish(self) -> None:
-        """Evaluate the trained ensemble, and write the model and the result."""
-        with self._clock("evaluation"):
-            if self.hooks.fits_combiner:
-                self._fit_combiner()
-            self.metrics = flat_metrics(self._metrics("test"))
-            self.member_metrics = member_metrics(self._outputs("test"), self.splits["test"].targets, self.spec.loss)
-        for index, entry in enumerate(self.member_metrics):
-            number, network = divmod(index, len(self.members))
-            if (self.settings.passes or 1) > 1:
-                entry |= {"network": network, "pass": number}
-            state = self.members.states[network]
-            entry |= {"parameters": state.num_parameters, "frozen": state.frozen}
-        combiner = {} if self.fitted is None else {"combiner": self.fitted}
-        self.directory.write_model(self.members.network_tensors() | combiner, self._model_metadata())
-        self.directory.update_environment(seconds=self.seconds)
-        result = {"metrics": self.metrics, "members": self.member_metrics, "epochs": len(self.history)}
-        result["notices"] = list(self.recorder.notices)
-        self.directory.write_result(result)
-
-    def _model_metadata(self) -> Mapping[str, Any]:
-        info, transform = self.data.info, self.data.test.transform
-        return {
-            "task": info.task,
-            "input_shape": list(info.input_shape),
-            "num_outputs": info.num_outputs,
-            "classes": list(self.data.classes) if self.data.classes else None,
-            "members": [state.seed_index for state in self.members.states],
-            "transform": transform.to_json() if transform is not None else None,
-        }
-
-    def _interrupted(self, epoch: int, stop: StopRequest) -> Interrupted:
-        path = self.directory.path
-        fix = f"continue with: ensemblekit resume {path}"
-        return Interrupted(f"saved at epoch {epoch}", str(path), fix, exit_code=stop.exit_code)
-
-    @contextmanager
-    def _clock(self, activity: str) -> Iterator[Elapsed]:
-        """Add the time of a block to the seconds of an activity."""
-        elapsed = Elapsed()
-        start = time.perf_counter()
-        yield elapsed
-        elapsed.seconds = time.perf_counter() - start
-        self.seconds[activity] += elapsed.seconds
-
-
-@dataclass
-class Elapsed:
-    """The duration of a block, once it has ended."""
-
-    seconds: float = 0.0
+        """Keep the best weights if asked to, evaluate the trained ensemble, and write the model and the result."""
+        settings, epochs = self.spec.training, self.saver.last.epoch
+        stopped_early = self.selection.is_exhausted and epochs < settings.epochs
+        if stopped_early:
+            self.hooks.call.notice(text=finishing.stopped_early_text(epochs, settings.patience or 0))
+        if settings.keep == "best" and self.data.validation is not None:
+            best = self.directory.load_checkpoint(best=True)
+            self.restore(best)
+            if best.epoch != epochs:
+                self.hooks.call.notice(text=finishing.kept_best_text(best.epoch, self.selection.best_loss))
+        self.evaluator.where = self.saver.kept
+        self.evaluator.before_batch = lambda: self._stop_if_asked(epochs)
+        with self.clock.measure("evaluation"):
+            check_tensors(self.members.network_tensors(), "the last step", self.saver.kept)
+            metrics = self.evaluator.final_metrics()
+            members = finishing.described(self.evaluator.member_metrics(), self.members.states, self.settings.passes)
+        self.metrics, self.member_metrics = metrics["test"], members
+        combiner = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
+        metadata = finishing.model_metadata(self.data, self.members.states)
+        self.directory.write_model(self.members.network_tensors() | combiner, metadata)
+        self.directory.update_environment(seconds=self.clock.seconds)
+        result = finishing.result(metrics, members, self.history, self.clock.seconds, stopped_early)
+        self.directory.write_result({**result, "notices": list(self.recorder.notices)})
+        self.stop.outcome = ("the run has finished", str(self.directory.path), "")

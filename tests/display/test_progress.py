@@ -31,7 +31,7 @@ ROW = {
     "test_diversity": 0.031,
     "validation_accuracy": 0.94,
     "learning_rate": 0.01,
-    "images_per_second": 12345.6,
+    "samples_per_second": 12345.6,
     "seconds": 1.25,
 }
 
@@ -47,7 +47,7 @@ def tell(progress: Progress, epochs: int = 2, run: FakeRun | None = None) -> Non
         for step in range(1, 6):
             hooks.step_finished(epoch=epoch, step=step, num_steps=5, num_samples=64, objective=None, learning_rate=0.1)
         hooks.epoch_finished(epoch=epoch, num_epochs=epochs, metrics=ROW | {"epoch": epoch})
-        hooks.checkpoint_saved(epoch=epoch, path=run.path)
+        hooks.checkpoint_saved(epoch=epoch, step=0, path=run.path)
     end(progress, run)
     progress.close()
 
@@ -99,9 +99,12 @@ def test_a_pipe_gets_the_plan_one_line_per_epoch_and_the_summary(capsys):
     assert lines[0] == "plan"
     assert lines[3] == "method  gncl [lambda]"
     assert lines[4] == "engine stacked; measured per step: stacked 1.1 ms, sequential 4.2 ms"
+    repeat = "the engine decides the last bits: --set engine.name=stacked repeats this very run"
+    assert lines[5] == repeat
     quality = "train loss 0.500  loss 0.250  accuracy 95.10 %  diversity 0.031  validation 94.00 %"
-    assert lines[5:7] == [f"epoch {epoch}/2  {quality}  12,346 samples/s  1.2 s" for epoch in (1, 2)]
-    rest = lines[7:]
+    assert lines[6:8] == [f"epoch {epoch}/2  {quality}  12,346 samples/s  1.2 s" for epoch in (1, 2)]
+    rest = lines[8:]
+    assert repeat in rest
     assert any(line.split()[:2] == ["ensemble", "98.30"] for line in rest)
     assert "ensemble loss 0.071 = mean member 0.098 - diversity 0.031 + remainder 0.004" in rest
     assert "the run is in runs/digits-1" in rest
@@ -126,6 +129,16 @@ def test_regression_shows_squared_errors(capsys):
 def test_an_epoch_without_evaluation_shows_what_is_known():
     row = {"epoch": 2, "train_loss": 0.5, "test_accuracy": None}
     assert epoch_line(row, 10) == "epoch  2/10  train loss 0.500"
+
+
+def test_a_step_of_a_second_or_more_is_shown_in_seconds():
+    line = engine_line("stacked", {"stacked": 1.18, "threaded": 12.5, "sequential": 0.9994})
+    assert line == "engine stacked; measured per step: sequential 999 ms, stacked 1.18 s, threaded 12.50 s"
+
+
+def test_an_engine_that_the_spec_names_needs_no_advice(capsys):
+    RunHooks([], [PlainProgress()]).call.engine_chosen(engine="stacked", seconds_per_step={})
+    assert capsys.readouterr().out == "engine stacked\n"
 
 
 def test_an_engine_that_the_spec_names_was_not_measured():

@@ -21,7 +21,7 @@ from ensemblekit.spec.optimizers import optimizer_classes
 from ensemblekit.spec.sections import ENGINES
 from ensemblekit.training.trainer import Trainer
 
-TIMES = {"seconds", "images_per_second"}
+TIMES = {"seconds", "images_per_second", "samples_per_second"}
 METHODS = [
     *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
@@ -52,7 +52,7 @@ def without_times(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for the end of the process."""
 
 
@@ -188,7 +188,7 @@ def test_metrics_have_the_promised_names(tmp_path):
         "epoch", "train_objective", "train_loss", "train_accuracy", "test_accuracy", "test_loss", "test_nll",
         "test_ece", "test_brier", "mean_member_accuracy", "best_member_accuracy", "worst_member_accuracy",
         "oracle_accuracy",
-        "test_diversity", "test_remainder", "test_disagreement", "learning_rate", "images_per_second", "seconds",
+        "test_diversity", "test_remainder", "test_disagreement", "learning_rate", "samples_per_second", "seconds",
         "validation_accuracy", "validation_loss",
     }  # fmt: skip
     assert [row["epoch"] for row in run.history] == [1, 2, 3, 4]

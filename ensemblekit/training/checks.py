@@ -1,0 +1,76 @@
+"""What is checked before anything is trained, and before anything is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ensemblekit.core.errors import NumericError, UsageError
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.seeds import generator
+from ensemblekit.core.verification import implemented_hooks
+from ensemblekit.data.loading import Batch, Data
+from ensemblekit.spec.sections import Spec
+from ensemblekit.training.statistics import LOWER_RATE
+
+
+def check_settings(spec: Spec, data: Data) -> None:
+    """Raise a `UsageError` for a setting that would have no effect on this data."""
+    if data.validation is not None:
+        return
+    settings = {"training.patience": spec.training.patience is not None, "training.keep": spec.training.keep == "best"}
+    for key, is_set in settings.items():
+        if is_set:
+            what = f"{key} needs validation data, and there is none"
+            raise UsageError(what, "data.validation_fraction", f"set it to more than 0, or remove {key}")
+
+
+def settings_notices(spec: Spec, data: Data) -> Iterator[str]:
+    """Yield what to know about settings that have less effect than they seem to."""
+    batch_size, samples = spec.training.batch_size, len(data.train)
+    if batch_size > samples:
+        yield f"training.batch_size is {batch_size}, but there are only {samples} training samples: each step uses all"
+
+
+def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | None, num_outputs: int) -> None:
+    """Raise a `UsageError` if sample weights (B, M) do not change the objective, so that a method has no effect.
+
+    It is tried on random outputs: the derivative of the objective with respect to every weight is zero then.
+    """
+    if weights is None or weights.is_meta:
+        return
+    random = generator(0, "check weights")
+    outputs = torch.rand(weights.shape[1], weights.shape[0], num_outputs, generator=random).to(weights.device)
+    variable = weights.detach().float().requires_grad_()
+    value = objective(outputs, batch.targets, variable)
+    (gradient,) = torch.autograd.grad(value, variable, allow_unused=True)
+    if gradient is not None and bool((gradient != 0).any()):
+        return
+    names = {hook: _names_of(objective, hook) for hook in ("sample_weights", "member_loss")}
+    others = f" with {names['member_loss']}" if names["member_loss"] else ""
+    what = f"the sample weights of {names['sample_weights']} have no effect{others}: no member has a loss of its own"
+    raise UsageError(what, "method", f"remove {names['sample_weights']}, or choose a method with member losses")
+
+
+def _names_of(objective: Objective, hook: str) -> str:
+    return ", ".join(f'"{method.name}"' for method in objective.methods if hook in implemented_hooks(type(method)))
+
+
+def check_tensors(tensors: Mapping[str, Tensor], when: str, kept: str) -> None:
+    """Raise a `NumericError` if a tensor of a checkpoint, `members.INDEX.…` or `optimizer.INDEX.…`, is not finite.
+
+    Args:
+        tensors: those that are about to be saved.
+        when: the moment of training.
+        kept: says which checkpoint is kept.
+    """
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point() and not value.is_meta}
+    for device in {value.device for value in floats.values()}:
+        names = [name for name, value in floats.items() if value.device == device]
+        finite = torch.stack([floats[name].isfinite().all() for name in names])
+        if not bool(finite.all()):
+            kind, index, *_ = names[int((~finite).nonzero()[0])].split(".")
+            what = "the weights" if kind == "members" else "the optimizer's state"
+            raise NumericError(f"{what} of member {index} became nan or infinite by {when}", kept, LOWER_RATE)

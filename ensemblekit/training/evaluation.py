@@ -1,0 +1,109 @@
+"""Evaluates the members in training on the validation and the test data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ensemblekit.core.errors import NumericError
+from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
+from ensemblekit.core.objective import Objective
+from ensemblekit.data.loading import Data
+from ensemblekit.engines.base import Engine
+from ensemblekit.spec.sections import Spec
+from ensemblekit.training.statistics import LOWER_RATE
+
+EVALUATION_BYTES = 2**22
+"""Size of the batches in evaluation, if that is more than a training batch."""
+
+
+class Evaluator:
+    """The outputs of the current members for each split, and the metrics of these.
+
+    Args:
+        spec: what is trained.
+        data: its validation and test data.
+        objective: combines the outputs.
+        engine: returns the engine of the current members.
+    """
+
+    def __init__(self, spec: Spec, data: Data, objective: Objective, engine: Callable[[], Engine]) -> None:
+        self.splits = {"test": data.test}
+        if data.validation is not None:
+            self.splits["validation"] = data.validation
+        self.objective, self.engine = objective, engine
+        self.passes = objective.hooks.passes(spec.ensemble.members) or 1
+        self.batch_size = max(spec.training.batch_size, EVALUATION_BYTES // (4 * math.prod(data.info.input_shape)))
+        self.predictions: dict[str, Tensor] = {}
+        """The members' outputs for a split, by its name."""
+        self.fitted: Tensor | None = None
+        """The parameters of the combiner, fitted on the validation data at the last evaluation."""
+        self.where = ""
+        """The epoch and the checkpoint that is kept, for errors."""
+        self.before_batch: Callable[[], None] = lambda: None
+        """Called before each batch; it may raise to stop."""
+
+    def forget(self) -> None:
+        """Compute the outputs anew: the members have learned."""
+        self.predictions.clear()
+
+    def all_metrics(self) -> dict[str, float]:
+        """Return the metrics on validation and test data."""
+        metrics = {}
+        if "validation" in self.splits:
+            self.fit_combiner()
+            metrics = self.metrics("validation")
+        return self.metrics("test") | metrics
+
+    def fit_combiner(self) -> None:
+        """Fit on the validation data how members are combined, on the means over stochastic passes."""
+        outputs = self._outputs("validation").unflatten(0, (self.passes, -1)).mean(dim=0)
+        targets = self.splits["validation"].targets
+        self.fitted = self.objective.hooks.fit_combiner(outputs, targets, self.objective.loss)
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """Return the metrics on a split, by names that begin with the split's."""
+        outputs = self._outputs(split)
+        combined = self.objective.combine(outputs, self.fitted, self.passes)
+        metrics = evaluate(outputs, self.splits[split].targets, self.objective.loss, combined)
+        return flat_metrics(metrics) if split == "test" else {f"{split}_{name}": metrics[name] for name in metrics}
+
+    def final_metrics(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of each split; a `NumericError` if a loss is not finite."""
+        if self.objective.hooks.fits_combiner:
+            self.fit_combiner()
+        metrics = {split: self.metrics(split) for split in self.splits}
+        for split, values in metrics.items():
+            if not math.isfinite(values[f"{split}_loss"]):
+                raise NumericError(f"the final loss on the {split} data is not finite", self.where, LOWER_RATE)
+        return metrics
+
+    def member_metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics of each member, or of each pass of each network, on the test data."""
+        return member_metrics(self._outputs("test"), self.splits["test"].targets, self.objective.loss)
+
+    def _outputs(self, split: str) -> Tensor:
+        """Return the members' outputs (M, N, C) for a split, computed once until the members learn."""
+        if split not in self.predictions:
+            engine = self.engine()
+            parts = []
+            for batch in self.splits[split].batches(self.batch_size):
+                self.before_batch()
+                parts.append(engine.predict(batch.inputs))
+            outputs = torch.cat(parts, dim=1)
+            check_outputs(outputs, split, len(outputs) // self.passes, self.where)
+            self.predictions[split] = outputs
+        return self.predictions[split]
+
+
+def check_outputs(outputs: Tensor, split: str, num_networks: int, where: str) -> None:
+    """Raise a `NumericError` that names the member whose outputs (M, N, C) for a split are not all finite."""
+    finite = outputs.isfinite().flatten(1).all(dim=1)
+    if not bool(finite.all()):
+        member = int((~finite).nonzero()[0]) % num_networks
+        what = f"the outputs of member {member} for the {split} data are nan or infinite"
+        raise NumericError(what, where, LOWER_RATE)

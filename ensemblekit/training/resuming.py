@@ -1,0 +1,110 @@
+"""Resuming a run elsewhere or further: what changes the last bits, and which runs can be trained further."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ensemblekit.core.errors import UsageError
+from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.threads import num_cores, threads
+from ensemblekit.runs.manifests import Position
+from ensemblekit.spec.sections import Spec
+from ensemblekit.training.environment import machine_facts
+
+BITS_WILL_DIFFER = "the last bits will differ from those of an uninterrupted run"
+
+
+def recorded_threads(environment: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Let torch use as many threads as when the run was started, if this machine has as many cores."""
+    number = environment.get("threads")
+    return threads(number) if isinstance(number, int) and 1 <= number <= num_cores() else nullcontext()
+
+
+def machine_notices(environment: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs between this machine and the one that started the run; call it within `recorded_threads`."""
+    now = machine_facts()
+    changes = [
+        f"{label} {environment[key]} → {now[key]}"
+        for key, label in (("torch", "torch"), ("cpu_capability", "CPU kernels"), ("threads", "threads"))
+        if environment.get(key, now[key]) != now[key]
+    ]
+    cores = environment.get("cores", now["cores"])
+    if environment.get("engine") == "threaded" and cores != now["cores"]:
+        changes.append(f"cores {cores} → {now['cores']}")
+    if changes:
+        yield f"the machine is not as it was at the start ({', '.join(changes)}): {BITS_WILL_DIFFER}"
+
+
+def check_can_go_on(before: Spec, after: Spec, position: Position) -> None:
+    """Raise a `UsageError` if a run cannot be trained to another number of epochs.
+
+    Args:
+        before: its spec.
+        after: the spec with the new number of epochs.
+        position: how far it is trained.
+    """
+    total = after.training.epochs
+    if total <= position.epoch:
+        what = f"the run has {position.epoch} finished epochs already, and {total} in all were asked for"
+        raise UsageError(what, "epochs", f"ask for more than {position.epoch}")
+    started_epochs = position.epoch + (position.step > 0)
+    if _growth(before, started_epochs) != _growth(after, started_epochs):
+        names = ", ".join(f'"{method.name}"' for method in before.methods)
+        what = f"{names} plans its members over all epochs, so this run cannot go on as one of {total} epochs"
+        raise UsageError(what, "epochs", f"start another run with training.epochs = {total}")
+
+
+def finished_text(path: Path, epochs: int) -> str:
+    """Say that a run has finished, and what can be done with it."""
+    return (
+        f"the run has finished ({epochs} epochs): ensemblekit evaluate {path}, ensemblekit predict {path} FILES…, "
+        f"or train it further: ensemblekit resume {path} --epochs {2 * epochs}"
+    )
+
+
+def _growth(spec: Spec, num_epochs: int) -> list[tuple[int, str, int]]:
+    """Return what the methods do to the members in the first epochs: (epoch, action, member)."""
+    hooks = RunHooks(spec.methods).call
+    members = _Rehearsal(hooks.members_at_start(num_members=spec.ensemble.members))
+    for epoch in range(1, num_epochs + 1):
+        members.epoch = epoch
+        hooks.epoch_started(
+            ensemble=members,
+            epoch=epoch,
+            num_epochs=spec.training.epochs,
+            num_members=spec.ensemble.members,
+            num_steps=1,
+        )
+    return members.actions
+
+
+class _Rehearsal:
+    """Stands in for the ensemble in training, and remembers what is done to it."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+        self.actions: list[tuple[int, str, int]] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def grow(self) -> int:
+        """Add a member at the end."""
+        self.size += 1
+        return self._note("grow", self.size - 1)
+
+    def keep_copy(self, member: int) -> int:
+        """Insert a copy of a member before it."""
+        self.size += 1
+        return self._note("copy", member)
+
+    def freeze(self, member: int) -> None:
+        """Freeze a member."""
+        self._note("freeze", member)
+
+    def _note(self, action: str, member: int) -> int:
+        self.actions.append((self.epoch, action, member))
+        return member
