@@ -81,7 +81,8 @@ def train(
 
     Args:
         spec: what to train: a `Spec`, or anything that `load_spec` takes.
-        out: the run directory, which must be empty or not exist yet. Default: runs/NAME-NUMBER with a free number.
+        out: the run directory, which must be empty or not exist yet, or hold a run that was killed before it saved
+            anything. Default: runs/NAME-NUMBER with a free number.
         progress: False for silence, or a display of your own: an object with ``@hookimpl`` methods and `close`.
         data: training and test data in place of the spec's: map-style torch data sets, or pairs of tensors (inputs,
             targets). Name the data set "given" if the spec has none.

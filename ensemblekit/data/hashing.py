@@ -17,7 +17,7 @@ class TensorHash:
 
     def add(self, tensor: Tensor) -> None:
         """Add the values of a tensor; how values are spread over tensors does not matter."""
-        self._sha256.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        self._sha256.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
     @property
     def hexdigest(self) -> str:
