@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,8 @@ class RichProgress(PlainProgress):
         self.printer.text(epoch_line(metrics, num_epochs))
 
     def close(self) -> None:
-        self.bar.stop()
+        with suppress(OSError, ValueError):  # nobody reads the output any more
+            self.bar.stop()
         if self.task is not None:
             self.bar.remove_task(self.task)
             self.task = None

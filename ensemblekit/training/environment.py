@@ -22,7 +22,8 @@ def choose_device(name: str) -> torch.device:
         name = next(device for device, is_available in available.items() if is_available)
     device = torch.device(name)
     if not available.get(device.type, True):
-        raise UsageError(f'device "{name}" is not available here', "engine.device", 'use "auto" or "cpu"')
+        fix = 'use "auto" or "cpu"; a run goes on elsewhere with: ensemblekit resume RUN --device cpu'
+        raise UsageError(f'device "{name}" is not available here', "engine.device", fix)
     return device
 
 

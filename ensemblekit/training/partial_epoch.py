@@ -14,14 +14,16 @@ PREFIX = "epoch."
 """Begins the names of its tensors in a checkpoint."""
 KEY = "epoch"
 """The key of the rest in a checkpoint's state."""
+RANDOM = "random."
+"""Begins the names of the states of torch's random generators; the type of the device follows."""
 
 
 def tensors_of(statistics: EpochStatistics, device: torch.device) -> dict[str, Tensor]:
     """Return the tensors that the rest of the epoch needs, beside those of the members."""
     tensors = {f"{PREFIX}{name}": value for name, value in statistics.tensors().items()}
-    tensors[f"{PREFIX}random.cpu"] = torch.get_rng_state()
+    tensors[f"{PREFIX}{RANDOM}cpu"] = torch.get_rng_state()
     if device.type not in ("cpu", "meta"):
-        tensors[f"{PREFIX}random.device"] = torch.get_device_module(device).get_rng_state(device)
+        tensors[f"{PREFIX}{RANDOM}{device.type}"] = torch.get_device_module(device).get_rng_state(device)
     return tensors
 
 
@@ -30,8 +32,9 @@ def restore_epoch(
 ) -> None:
     """Continue an epoch in its middle: restore its statistics and torch's random generators."""
     own = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
-    torch.set_rng_state(own.pop("random.cpu"))
-    # a run that goes on on another device starts that device's generator anew
-    if (random := own.pop("random.device", None)) is not None and device.type not in ("cpu", "meta"):
+    torch.set_rng_state(own[f"{RANDOM}cpu"])
+    # a run that goes on on a device of another type starts that device's generator anew
+    if device.type != "cpu" and (random := own.get(f"{RANDOM}{device.type}")) is not None:
         torch.get_device_module(device).set_rng_state(random, device)
-    statistics.restore({name: value.to(device) for name, value in own.items()}, state[KEY])
+    rest = {name: value.to(device) for name, value in own.items() if not name.startswith(RANDOM)}
+    statistics.restore(rest, state[KEY])

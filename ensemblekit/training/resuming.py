@@ -38,6 +38,13 @@ def machine_notices(environment: Mapping[str, Any]) -> Iterator[str]:
         yield f"the machine is not as it was at the start ({', '.join(changes)}): {BITS_WILL_DIFFER}"
 
 
+def place_notices(environment: Mapping[str, Any], engine: str, device: str, why_engine: str) -> Iterator[str]:
+    """Yield which of engine and device are not those that the run was started with."""
+    for what, now, why in (("engine", engine, why_engine), ("device", device, "as asked")):
+        if environment.get(what, now) != now:
+            yield f'{what} "{now}" in place of "{environment[what]}" ({why}): {BITS_WILL_DIFFER}'
+
+
 def check_can_go_on(before: Spec, after: Spec, position: Position) -> None:
     """Raise a `UsageError` if a run cannot be trained to another number of epochs.
 

@@ -136,8 +136,8 @@ class EpochStatistics:
         prefix = "sums."
         self.sums = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if sizes:
-            joined = (tensors[f"pending.{name}"] for name in ("values", "outputs", "targets"))
-            self.pending = _divided(*joined, sizes)
+            values, outputs, targets = (tensors[f"pending.{name}"] for name in ("values", "outputs", "targets"))
+            self.pending = _divided(values, outputs, targets, sizes)
 
 
 def _joined(steps: Sequence[Step]) -> tuple[Tensor, Tensor, Tensor, list[int]]:

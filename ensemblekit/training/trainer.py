@@ -39,7 +39,7 @@ from ensemblekit.training.interruption import StopRequest
 from ensemblekit.training.model_selection import ModelSelection
 from ensemblekit.training.partial_epoch import restore_epoch
 from ensemblekit.training.plan import make_plan
-from ensemblekit.training.resuming import BITS_WILL_DIFFER, machine_notices, recorded_threads
+from ensemblekit.training.resuming import machine_notices, place_notices, recorded_threads
 from ensemblekit.training.saving import Saver
 from ensemblekit.training.statistics import EpochStatistics
 from ensemblekit.training.stopwatch import Stopwatch
@@ -112,7 +112,8 @@ class Trainer:
     def train(self, registry: Registry) -> None:
         """Train from the beginning; `registry` knows the packages of the plugins."""
         check_settings(self.spec, self.data)
-        check_weights_count(self.objective, *self._first_batch(), self.members.num_outputs)
+        if self.weights is not None:
+            check_weights_count(self.objective, *self._first_batch(), self.members.num_outputs)
         with self._life_cycle():
             for text in settings_notices(self.spec, self.data):
                 self.hooks.call.notice(text=text)
@@ -201,10 +202,8 @@ class Trainer:
             if unsupported:
                 self.engine_name, reason = "auto", unsupported
         self.choose_engine()
-        for what, now, why in (("engine", self.engine_name, reason), ("device", str(self.device), "as asked")):
-            if recorded.get(what, now) != now:
-                text = f'{what} "{now}" in place of "{recorded[what]}" ({why}): {BITS_WILL_DIFFER}'
-                self.hooks.call.notice(text=text)
+        for text in place_notices(recorded, self.engine_name, str(self.device), reason):
+            self.hooks.call.notice(text=text)
 
     def _first_batch(self) -> tuple[Batch, Tensor | None]:
         """Return a batch for trials, and the weights of its samples for the current members."""

@@ -188,6 +188,16 @@ def test_closing_in_the_middle_of_an_epoch_gives_the_cursor_back(terminal):
     assert screen.getvalue().rfind(shown) > screen.getvalue().rfind(hidden)
 
 
+def test_closing_a_terminal_that_is_gone_is_no_error(terminal, monkeypatch):
+    def gone(text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    progress, screen = terminal
+    progress.epoch_started(1, 1, 10)
+    monkeypatch.setattr(screen, "write", gone)
+    progress.close()
+
+
 def test_a_resumed_run_counts_only_what_is_left(clock):
     counter = RunClock()
     counter.epoch_started(9, 10, 4)

@@ -9,19 +9,17 @@ import pytest
 import torch
 from helpers.places import ROOT, TOY_PLUGINS
 from helpers.run_edits import edit_spec
+from helpers.small_runs import Crash, CrashAfter, CrashOnSave, assert_same_run
 from safetensors.torch import load_file
 
 import ensemblekit as ek
 from ensemblekit.core.errors import DataError, NumericError, PluginError, RunError, UsageError
-from ensemblekit.core.hookspecs import hookimpl
-from ensemblekit.display.progress import Progress
 from ensemblekit.engines.sequential import SequentialEngine
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.spec.optimizers import optimizer_classes
 from ensemblekit.spec.sections import ENGINES
 from ensemblekit.training.trainer import Trainer
 
-TIMES = {"seconds", "images_per_second", "samples_per_second"}
 METHODS = [
     *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
@@ -46,51 +44,6 @@ def tables(**changes) -> dict:
 
 def name_of(table: dict) -> str:
     return "-".join(str(value) for value in table.values())
-
-
-def without_times(rows: list[dict]) -> list[dict]:
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
-
-
-class Crash(BaseException):
-    """Stands for the end of the process."""
-
-
-class CrashOnSave(Progress):
-    """Ends training right after the checkpoint of an epoch."""
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @hookimpl
-    def checkpoint_saved(self, epoch):
-        if epoch == self.epoch:
-            raise Crash
-
-
-class CrashAfter(Progress):
-    """Ends training right after an epoch was saved, or in the middle of the next."""
-
-    def __init__(self, epoch: int, step: int) -> None:
-        self.last = (epoch, step)
-
-    @hookimpl
-    def step_finished(self, epoch, step):
-        if (epoch, step) == self.last:
-            raise Crash
-
-
-def assert_same_run(first, second) -> None:
-    """Weights, optimizer and metrics, bit-identical."""
-    left, right = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    last = max((first / "checkpoints").glob("*.safetensors")).name
-    left, right = load_file(first / "checkpoints" / last), load_file(second / "checkpoints" / last)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    rows = [RunDirectory.open(path).read_metrics() for path in (first, second)]
-    assert without_times(rows[0]) == without_times(rows[1])
 
 
 COUPLED_GROWING_AND_COPYING = [METHODS[0], {"name": "gncl"}, METHODS[-3], METHODS[-2]]
