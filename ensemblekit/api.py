@@ -93,7 +93,8 @@ def train(
 
     Args:
         spec: what to train: a `Spec`, or anything that `load_spec` takes.
-        out: the run directory, which must be empty or not exist yet. Default: runs/NAME-NUMBER with a free number.
+        out: the run directory, which must be empty or not exist yet, or hold a run that was killed before it saved
+            anything. Default: runs/NAME-NUMBER with a free number.
         progress: False for silence, or a display of your own: an object with ``@hookimpl`` methods and `close`.
         data: data in place of the spec's, which then needs no [data]. A pair (X, y) of tensors, arrays, frames or
             lists, or a map-style data set of pairs (input, target), of which the seed holds out 20 % for testing

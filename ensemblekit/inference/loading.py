@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from ensemblekit.core.errors import UsageError
-from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.metadata import read_info
 from ensemblekit.members.build import build_member
 from ensemblekit.members.growing import load_weights
 from ensemblekit.runs.directory import RunDirectory
@@ -27,7 +27,7 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
     spec = read_spec(directory, registry)
     tensors, metadata = directory.read_model()
     with as_written(path / "model.json"):
-        info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+        info = read_info(metadata, tensors)
         classes = tuple(metadata["classes"]) if metadata["classes"] else None
         transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
         # runs of version 0.1.0 have neither of these

@@ -193,6 +193,8 @@ class RunDirectory:
 
         After a crash in between it is an unfinished run with one of both specs; `restore_spec` completes the change.
         """
+        if not self._record.has_checksums:
+            self._add_checksums()
         with write_errors(self.path):
             for name in (RESULT, MODEL):
                 (self.path / name).unlink(missing_ok=True)

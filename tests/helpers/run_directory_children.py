@@ -121,6 +121,24 @@ def kill_at_each_event(action: str, run: Path, copies: Path) -> int:
     raise AssertionError
 
 
+def kill_start_at_each_event(starts: Path) -> int:
+    """For each n a directory in which a start died at its n-th file event; the last one has saved a checkpoint."""
+    for fatal in count(1):
+
+        def task(fatal: int = fatal) -> int:
+            die_at(fatal)
+            with RunDirectory.claim(starts / f"{fatal:04d}") as directory:
+                directory.begin("seed = 0\n", {"seed": 0})
+                directory.save_checkpoint(checkpoint(0))
+            return 0
+
+        code = exit_code(in_child(task))
+        assert code in (0, DIED), code
+        if code == 0:
+            return fatal
+    raise AssertionError
+
+
 def with_small_files(action: str, run: Path, limit_bytes: int) -> str:
     """The error of an action for which the disk is too small."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
@@ -183,6 +201,30 @@ def race_to_create(path: Path, processes: int) -> int:
     return codes.count(0)
 
 
+def race_without_a_name(folder: Path, processes: int) -> list[str]:
+    """The directories of runs that start at once without one being named; each has what its own process has written."""
+    folder.mkdir()
+    os.chdir(folder)
+    begin = time.monotonic() + 0.2
+
+    def task(number: int) -> int:
+        while time.monotonic() < begin:
+            pass
+        with RunDirectory.claim_next("digits") as directory:
+            directory.begin(f"seed = {number}\n", {"number": number})
+            directory.save_checkpoint(checkpoint(number))
+        return 0
+
+    pids = [in_child(lambda number=number: task(number)) for number in range(processes)]
+    assert [exit_code(pid) for pid in pids] == [0] * processes
+    runs = [RunDirectory.open(path) for path in sorted(Path("runs").iterdir())]
+    for run in runs:
+        number = run.environment["number"]
+        assert (run.path / "spec.toml").read_text() == f"seed = {number}\n"
+        assert run.load_checkpoint().epoch == number
+    return [run.path.name for run in runs]
+
+
 def kill_an_owner_with_a_worker(run: Path) -> tuple[int, str]:
     """The killed owner's pid, and what taking the lock over says while a process that it forked lives on."""
     ready_reading, ready_writing = os.pipe()
@@ -208,7 +250,15 @@ def kill_an_owner_with_a_worker(run: Path) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    functions = (kill_at_each_event, with_small_files, race, race_to_create, kill_an_owner_with_a_worker)
+    functions = (
+        kill_at_each_event,
+        kill_start_at_each_event,
+        with_small_files,
+        race,
+        race_to_create,
+        race_without_a_name,
+        kill_an_owner_with_a_worker,
+    )
     calls = {function.__name__: function for function in functions}
     answers = []
     for name, *arguments in json.loads(sys.argv[1]):

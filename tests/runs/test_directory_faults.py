@@ -129,6 +129,21 @@ def test_a_process_killed_at_any_file_event_leaves_the_old_or_the_new_and_nothin
         assert seen == sorted(seen, key=steps.index)  # what was committed stays so
 
 
+def test_a_start_that_is_killed_at_any_file_event_is_taken_over_or_resumed(tmp_path, monkeypatch):
+    (events,) = children(["kill_start_at_each_event", tmp_path / "starts"])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    assert events > 25
+    for path in (tmp_path / "starts" / f"{number:04d}" for number in range(1, events + 1)):
+        if (path / "run.json").exists():
+            opened = RunDirectory.open(path)
+            opened.check_spec_unchanged()
+            assert opened.has_saved_nothing or opened.load_checkpoint().epoch == 0
+        if not (path / "checkpoints" / "epoch-000000.manifest.json").exists():
+            again = create(path, "seed = 1\n", {"seed": 1})
+            assert (again.environment, again.status) == ({"seed": 1}, "interrupted")
+            assert again.has_saved_nothing
+
+
 def outcome(run: RunDirectory, action: str) -> str:
     """What a killed process has left, as far as its action goes, once the next process has used it."""
     found = run.load_checkpoint()
@@ -301,10 +316,12 @@ def test_one_of_many_racing_processes_gets_the_lock_and_the_others_name_it(run, 
         ["kill_an_owner_with_a_worker", run.path],
         *[["race", run.path, 20]] * 2,
         ["race_to_create", tmp_path / "new", 20],
+        ["race_without_a_name", tmp_path / "unnamed", 4],
     )
     owner, said = takeover
     assert said == "taken over"
-    *races, created = races
+    *races, created, names = races
+    assert names == ["digits-1", "digits-2", "digits-3", "digits-4"]
     for answers in races:
         (winner,) = answers["winner"]
         assert winner != owner

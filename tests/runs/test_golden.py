@@ -97,3 +97,28 @@ def test_a_repaired_run_of_0_1_0_has_checksums_from_then_on(tmp_path):
         with pytest.raises(RunError, match="checksum mismatch"):
             ek.open_run(path).ensemble  # noqa: B018
         file.write_bytes(whole)
+
+
+def test_a_run_of_0_1_0_is_trained_further(tmp_path):
+    path = Path(shutil.copytree(GOLDEN / "finished", tmp_path / "run"))
+    run = ek.resume(path, progress=False, epochs=6)
+    assert [row["epoch"] for row in run.history] == [1, 2, 3, 4, 5, 6]
+    assert run.metrics["test_loss"] < recorded()["test_loss"]
+    assert ek.open_run(path).metrics == run.metrics
+
+
+IMPOSSIBLE = [
+    ("num_outputs", 10**30), ("num_outputs", 10**12), ("num_outputs", -1), ("num_outputs", True), ("num_outputs", 11),
+    ("input_shape", [10**12]), ("input_shape", []), ("input_shape", [1, 8, 10**10]), ("input_shape", ["a"]),
+    ("task", 5), ("classes", 5), ("members", [0, "x"]), ("transform", [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), IMPOSSIBLE)
+def test_metadata_of_format_1_that_cannot_be_is_damage_and_no_crash(tmp_path, key, value):
+    path = Path(shutil.copytree(GOLDEN / "finished", tmp_path / "run"))
+    record = json.loads((path / "model.json").read_text())
+    record["metadata"][key] = value
+    (path / "model.json").write_text(json.dumps(record))
+    with pytest.raises(RunError):
+        ek.load(path)

@@ -1,0 +1,32 @@
+"""What model.json says about the data that an ensemble was trained on, checked before a network is built for it.
+
+Runs of format 1 have no checksum of model.json, so that anything can stand there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, get_args
+
+from torch import Tensor
+
+from ensemblekit.core.plugin import DataInfo, Task
+
+MAX_INPUT_ELEMENTS = 2**31
+
+
+def read_info(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DataInfo:
+    """Return task and sizes of the data; a `ValueError` if no network with these tensors can have them."""
+    task, shape, num_outputs = metadata["task"], metadata["input_shape"], metadata["num_outputs"]
+    if task not in get_args(Task):
+        raise ValueError(f"task is {task!r:.60}")
+    if not isinstance(shape, list) or not shape or not all(map(_is_size, shape)) or prod(shape) > MAX_INPUT_ELEMENTS:
+        raise ValueError(f"input_shape is {shape!r:.60}")
+    if not _is_size(num_outputs) or num_outputs > sum(tensor.numel() for tensor in tensors.values()):
+        raise ValueError(f"num_outputs is {num_outputs!r:.60}")
+    return DataInfo(task, tuple(shape), num_outputs)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
