@@ -77,7 +77,8 @@ class Trainer:
     ) -> None:
         self.started = time.perf_counter()
         self.device = device or choose_device(spec.engine.device)
-        self.data = (data or load_data(spec.data, spec.seed)).to(self.device)
+        loaded = data or load_data(spec.data, spec.seed)
+        self.data = loaded.to(self.device)
         spec = with_loss_for(spec, self.data.info.task)
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()
@@ -87,8 +88,9 @@ class Trainer:
         self.settings = EngineSettings.of(spec, self.device, self.hooks.passes(spec.ensemble.members))
         self.members = GrowingMembers(spec, self.data.info, self.device)
         self.members.start(self.hooks.call.members_at_start(num_members=spec.ensemble.members))
-        targets = self.data.train.targets
-        weights = self.hooks.sample_weights(len(targets), spec.ensemble.members, spec.seed, targets.cpu())
+        # the targets as they were loaded: on the CPU, where weights are sampled
+        targets = loaded.train.targets
+        weights = self.hooks.sample_weights(len(targets), spec.ensemble.members, spec.seed, targets)
         self.weights = None if weights is None else weights.to(self.device)
         self.batch_lengths = self.data.train.training_batch_lengths(spec.training.batch_size)
         self._check_supported()

@@ -112,13 +112,13 @@ class BrokenOutput:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_display_that_cannot_write_is_dropped_and_the_run_finishes(error, whole, tmp_path, monkeypatch):
+def test_a_display_that_cannot_write_is_silent_and_the_run_finishes(error, whole, tmp_path, monkeypatch):
     output = BrokenOutput(error)
     monkeypatch.setattr(sys, "stdout", output)
     trained = ek.train(SPEC, tmp_path / "run", progress=PlainProgress())
     monkeypatch.undo()
     assert trained.status == "finished"
-    assert any(text.startswith("the display failed in run_started") for text in trained.notices)
+    assert output.attempts == 1
     assert_same_run(whole, tmp_path / "run")
 
 
