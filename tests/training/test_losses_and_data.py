@@ -84,3 +84,13 @@ def test_the_decomposition_of_a_run_closes_for_the_mean_output_whatever_combines
     assert metrics["test_mean_output_loss"] == pytest.approx(total, abs=1e-5)
     assert metrics["test_mean_output_loss"] != pytest.approx(metrics["test_loss"], abs=1e-5)
     assert metrics["test_remainder_bound"] >= abs(metrics["test_remainder"])
+
+
+@pytest.mark.parametrize("loss", ["exponential", "gaussian_hinge"])
+def test_signs_as_targets_train_as_the_classes_0_and_1_do(loss, tmp_path):
+    positive = INPUTS[:, 0] > 0
+    metrics = {}
+    for name, target in {"signs": torch.where(positive, 1, -1), "indices": positive.long()}.items():
+        data = ((INPUTS, target), (INPUTS, target))
+        metrics[name] = ek.train(spec(loss), tmp_path / name, progress=False, data=data).metrics
+    assert metrics["signs"] == metrics["indices"]
