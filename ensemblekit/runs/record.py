@@ -32,12 +32,13 @@ class RunRecord:
     def read(cls, path: Path) -> Self:
         """Read and verify the record of a run directory; a `RunError` if it is damaged or of a newer format."""
         file = path / RUN
-        unverified, _ = read_unverified(file, HOLDS, "restore the file")
-        _check_format(unverified, file)
-        values = read_json(file, HOLDS, checksum_required=unverified["format_version"] > 1)
+        fix = f"restore the file, or train the spec again: ensemblekit train {path / SPEC} --out …"
+        unverified, _ = read_unverified(file, HOLDS, fix)
+        _check_format(unverified, file, fix)
+        values = read_json(file, HOLDS, fix, checksum_required=unverified["format_version"] > 1)
         spec = values.get("spec")
         if not isinstance(spec, str) or _sha256(spec) != values.get("spec_sha256"):
-            raise RunError("damaged: the spec differs from the one that was written", str(file), "restore the file")
+            raise RunError("damaged: the spec differs from the one that was written", str(file), fix)
         return cls(path, values)
 
     def begin(self, spec_toml: str) -> None:
@@ -132,15 +133,15 @@ class RunRecord:
         return f"{SPEC} was missing and was written again" if missing else None
 
 
-def _check_format(record: Mapping[str, Any], file: Path) -> None:
+def _check_format(record: Mapping[str, Any], file: Path, fix: str) -> None:
     version = record.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):
-        raise RunError("damaged: the format version is missing", str(file), "restore the file")
+        raise RunError("damaged: the format version is missing", str(file), fix)
     if version > FORMAT_VERSION:
         what = f"written by a newer version (format {version}; this version reads up to {FORMAT_VERSION})"
         raise RunError(what, str(file), "upgrade ensemblekit")
     if version < 1:
-        raise RunError(f"damaged: format {version} does not exist", str(file), "restore the file")
+        raise RunError(f"damaged: format {version} does not exist", str(file), fix)
 
 
 def _now() -> str:
