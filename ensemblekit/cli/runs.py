@@ -116,10 +116,10 @@ def resume(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Continue an interrupted run from its last checkpoint, or train a finished one further.
+    """Continue an interrupted run from its last checkpoint.
 
     The result is bit-identical to that of an uninterrupted run, unless the engine, the device or the machine changes;
-    a note says so then.
+    a note says so then. With --epochs a finished run is trained further.
     """
     with stop_requests() as stop:
         stop.outcome = ("nothing was changed", str(run_path), "run the command again")
