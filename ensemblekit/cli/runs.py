@@ -23,6 +23,7 @@ from ensemblekit.cli.options import (
     spec_argument,
 )
 from ensemblekit.core.errors import DataError, UsageError
+from ensemblekit.core.streams import report
 from ensemblekit.training.interruption import stop_requests
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def _failed(failures: Sequence[DataError], num_files: int) -> DataError:
     if len(failures) == 1:
         return failures[0]
     for failure in failures:
-        click.echo(f"  {failure.line}", err=True)
+        report(f"  {failure.line}")
     return DataError(f"{len(failures)} of {num_files} files could not be predicted", "", "each is listed above")
 
 
