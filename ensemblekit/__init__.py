@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.run_list import ListedRun, list_runs
     from ensemblekit.api import (
         build_model,
         datasets,
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from ensemblekit.data.loading import Batch, Data, Split, load_data
     from ensemblekit.data.scaling import TargetScaling
     from ensemblekit.data.splitting import hold_out
+    from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.members.stochastic import Noise
+    from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
     from ensemblekit.spec.sections import Spec
 
@@ -49,6 +52,7 @@ __all__ = [
     "MSE",
     "Augmentations",
     "Batch",
+    "Combiner",
     "Data",
     "DataError",
     "DataInfo",
@@ -60,6 +64,8 @@ __all__ = [
     "Extension",
     "GrowingEnsemble",
     "ImageDataset",
+    "KeptOutputs",
+    "ListedRun",
     "Loss",
     "Method",
     "Model",
@@ -88,6 +94,7 @@ __all__ = [
     "hold_out",
     "hookimpl",
     "keep_freed_memory",
+    "list_runs",
     "load",
     "load_data",
     "load_spec",
@@ -106,6 +113,7 @@ _HOMES = {
         "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
         "objective open_run resume train"
     ),
+    "analysis.run_list": "ListedRun list_runs",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",
@@ -122,8 +130,10 @@ _HOMES = {
     "data.loading": "Batch Data Split load_data",
     "data.scaling": "TargetScaling",
     "data.splitting": "hold_out",
+    "inference.combining": "Combiner",
     "inference.ensemble": "Ensemble",
     "members.stochastic": "Noise",
+    "runs.outputs": "KeptOutputs",
     "runs.run": "Run",
     "spec.sections": "Spec",
 }

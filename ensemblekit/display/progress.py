@@ -17,7 +17,8 @@ from rich.progress import Progress as LiveBar
 
 from ensemblekit.core.hookspecs import RunStatus, hookimpl
 from ensemblekit.display.console import Printer
-from ensemblekit.display.summary import number, quality_text, run_summary
+from ensemblekit.display.numbers import number, quality_text
+from ensemblekit.display.summary import run_summary
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ensemblekit.core.metrics import METRIC_GROUPS, metric_group
 from ensemblekit.core.plugin import Method
+from ensemblekit.display.numbers import number, quality_text
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
@@ -67,22 +68,6 @@ def metric(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return a metric of the test data; the names may or may not begin with `test_`."""
     value = metrics.get(f"test_{name}", metrics.get(name))
     return None if value is None else float(value)
-
-
-def number(value: float | None) -> str:
-    """Format with three decimals; small numbers with four digits, large ones without decimals."""
-    if value is None:
-        return ""
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4g}"
-
-
-def quality_text(value: float | None, quality: str) -> str:
-    """Format an accuracy as a percentage, any other measure as a number."""
-    if quality != "accuracy":
-        return number(value)
-    return "" if value is None else f"{100 * value:.2f} %"
 
 
 def time_line(seconds: Mapping[str, float]) -> str:
