@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         objective,
         open_run,
         resume,
+        sweep,
         train,
     )
+    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.core.decomposition import Decomposition
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.core.files import atomic_write, sha256_of_file
@@ -68,6 +70,7 @@ __all__ = [
     "Spec",
     "Split",
     "Splits",
+    "Sweep",
     "UsageError",
     "atomic_write",
     "build_model",
@@ -89,16 +92,19 @@ __all__ = [
     "models",
     "objective",
     "open_run",
+    "open_sweep",
     "resume",
     "sha256_of_file",
+    "sweep",
     "train",
 ]
 
 _HOMES = {
     "api": (
         "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run resume train"
+        "objective open_run resume sweep train"
     ),
+    "analysis.sweeps": "Sweep open_sweep",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",

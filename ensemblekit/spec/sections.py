@@ -23,12 +23,14 @@ from ensemblekit.spec.entries import (
     Group,
     GroupsEntry,
     IntegerEntry,
+    OptionalSectionEntry,
     PluginEntry,
     PluginsEntry,
     SectionEntry,
 )
 from ensemblekit.spec.optimizers import Optimizer, optimizer_classes, optimizer_section
 from ensemblekit.spec.schedules import SCHEDULES, Schedule
+from ensemblekit.spec.sweep import SweepSection
 
 DEFAULT_LOSS = "cross_entropy"
 ENGINES = {
@@ -96,6 +98,15 @@ def _engine_text(section: EngineSection) -> tuple[str, str]:
     return "engine", f"{section.name}, device {section.device}"
 
 
+def _sweep_text(section: SweepSection) -> tuple[str, str]:
+    parts = [
+        ", ".join(f"{len(values)} × {key}" for key, values in section.grid.items()),
+        f"{len(section.variants)} variants" if section.variants else "",
+        f"{section.seeds} seeds" if section.seeds > 1 else "",
+    ]
+    return "sweep", f"{', '.join(filter(None, parts)) or 'one run'}: for ensemblekit sweep; train ignores it"
+
+
 @dataclass(frozen=True)
 class Spec:
     """A validated spec: every plugin that it names is an instance, every default is filled in."""
@@ -126,6 +137,10 @@ class Spec:
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
+    sweep: Annotated[
+        SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)
+    ] = None
+    """The runs of a sweep of this spec; a single run ignores it."""
 
     @property
     def member_models(self) -> tuple[Model, ...]:

@@ -1,0 +1,344 @@
+"""A search: Optuna chooses the values of a spec by validation data, and stops hopeless runs at the end of an epoch.
+
+Its own storage is in the sweep directory, so that a search continues where it was stopped. Every trial is an ordinary
+run of the sweep, named by its number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemblekit.analysis.grids import PlannedRun, parse_grid
+from ensemblekit.analysis.plans import SweepPlan, Tables, validated_specs
+from ensemblekit.analysis.sweep_events import SweepListener
+from ensemblekit.analysis.sweep_runner import Pruned, SweepRunner, Training
+from ensemblekit.analysis.sweeping import SweepRequest
+from ensemblekit.analysis.sweeps import Sweep, SweepDirectory
+from ensemblekit.core.errors import Interrupted, RunError, SpecError, UsageError, choices
+from ensemblekit.core.hookspecs import hookimpl
+from ensemblekit.core.metrics import METRIC_GROUPS
+from ensemblekit.core.registry import Registry
+from ensemblekit.core.seeds import derive_seed
+from ensemblekit.spec.sections import Spec
+from ensemblekit.spec.sweep import SweepSection
+
+if TYPE_CHECKING:
+    import optuna
+
+STORAGE_FILE = "search.db"
+STUDY = "search"
+PREFIX = "validation_"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers from `low` to `high`."""
+
+    low: float
+    high: float
+    log: bool = False
+    integers: bool = False
+
+    @property
+    def ends(self) -> list[float]:
+        """The lowest and the highest value."""
+        return [int(self.low), int(self.high)] if self.integers else [self.low, self.high]
+
+    def suggest(self, trial: optuna.Trial, key: str) -> Any:
+        """Let Optuna choose."""
+        if self.integers:
+            return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(key, self.low, self.high, log=self.log)
+
+    def __str__(self) -> str:
+        low, high = self.ends
+        return f"{low!r}..{high!r}{':log' if self.log else ''}"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Some values."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def ends(self) -> list[Any]:
+        """All values."""
+        return list(self.values)
+
+    def suggest(self, trial: optuna.Trial, key: str) -> Any:
+        """Let Optuna choose; by index, since values may be lists or tables."""
+        return self.values[trial.suggest_categorical(key, tuple(range(len(self.values))))]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.values))
+
+
+Space = Mapping[str, Interval | Choices]
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What a search varies, how long, and what it looks at."""
+
+    space: Space
+    trials: int = 20
+    metric: str = "validation_loss"
+    maximise: bool = False
+
+    def table(self) -> dict[str, Any]:
+        """Return the settings for sweep.toml."""
+        space = {key: str(part) if isinstance(part, Interval) else part.ends for key, part in self.space.items()}
+        return {"trials": self.trials, "metric": self.metric, "maximise": self.maximise, "space": space}
+
+
+def settings_of(directory: SweepDirectory) -> SearchSettings | None:
+    """Return the settings of a search that was begun; None if the sweep is none."""
+    table = directory.record.get("search")
+    if not table:
+        return None
+    return SearchSettings(read_space(table["space"]), table["trials"], table["metric"], table["maximise"])
+
+
+def parse_space(text: str) -> tuple[str, Interval | Choices]:
+    """Split `a.b=LOW..HIGH`, `a.b=LOW..HIGH:log` or `a.b=1,2,3` into a dotted path and its values."""
+    path, equals, values = text.partition("=")
+    path = path.strip()
+    if not equals or not path or not values.strip():
+        what = f'expected KEY=LOW..HIGH or KEY=V1,V2,…, got "{text}"'
+        raise UsageError(what, "--search", "write --search method.lambda=0..1")
+    if ".." not in values:
+        return path, Choices(tuple(parse_grid(text, "--search")[1]))
+    return path, _interval(values.strip(), path)
+
+
+def _interval(text: str, path: str) -> Interval:
+    bounds, _, scale = text.partition(":")
+    low, _, high = bounds.partition("..")
+    try:
+        interval = Interval(float(low), float(high), scale == "log")
+    except ValueError:
+        raise UsageError(f'"{text}" is not LOW..HIGH', f"--search {path}", "give two numbers, as in 0..1") from None
+    ordered = math.isfinite(interval.low) and math.isfinite(interval.high) and interval.low < interval.high
+    if not ordered or scale not in ("", "log") or (interval.log and interval.low <= 0):
+        fix = "LOW must be less than HIGH, and more than 0 with :log"
+        raise UsageError(f'"{text}" is not an interval', f"--search {path}", fix)
+    return interval
+
+
+def read_space(space: Mapping[str, Any]) -> dict[str, Interval | Choices]:
+    """Read the space of a search from Python: texts as on the command line, or lists of values."""
+    return {
+        key: parse_space(f"{key}={value}")[1] if isinstance(value, str) else Choices(tuple(value))
+        for key, value in space.items()
+    }
+
+
+def check_settings(settings: SearchSettings) -> None:
+    """Raise a `UsageError` for a search that cannot be: without keys or trials, or by another metric."""
+    metric = settings.metric
+    if not settings.space:
+        raise UsageError("a search needs something to vary", "--search", "write --search method.lambda=0..1")
+    if settings.trials < 1:
+        raise UsageError(f"{settings.trials} trials", "--trials", "give an integer of at least 1")
+    if not metric.startswith(PREFIX):
+        what = f'"{metric}" cannot decide: a search looks at validation data only, never at test data'
+        raise UsageError(what, "--minimise", f"for example: {PREFIX}loss")
+    known = [f"{PREFIX}{name}" for names in METRIC_GROUPS.values() for name in names]
+    if metric not in known:
+        raise UsageError(f'there is no metric "{metric}"', "--minimise", choices(metric, known))
+
+
+def resolved_space(tables: Tables, space: Space, registry: Registry, label: str) -> dict[str, Interval | Choices]:
+    """Validate the ends of each interval and each choice; intervals of integers are those that accept no fraction."""
+    base = {key: value for key, value in tables.items() if key != "sweep"}
+    first = {key: part.ends[0] for key, part in space.items()}
+    runs, resolved = [], {}
+    for key, part in space.items():
+        if isinstance(part, Interval) and part.low.is_integer() and part.high.is_integer():
+            part = replace(part, integers=not _accepts(base, {**first, key: part.low + 0.5}, registry))
+        resolved[key] = part
+        for value in part.ends:
+            runs.append(PlannedRun("", {**first, key: value}, _seed(tables), (key,), f"{key}={value}"))
+    for index, run in enumerate(runs):
+        merged = {key: int(value) if _is_int(resolved.get(key)) else value for key, value in run.overrides.items()}
+        runs[index] = replace(run, overrides=merged)
+    validated_specs(base, runs, registry, label)
+    return resolved
+
+
+def _is_int(part: Interval | Choices | None) -> bool:
+    return isinstance(part, Interval) and part.integers
+
+
+def _accepts(base: Tables, overrides: Mapping[str, Any], registry: Registry) -> bool:
+    """Whether no problem of a spec with these overrides is about the last of them."""
+    key = list(overrides)[-1] if overrides else ""
+    try:
+        validated_specs(base, [PlannedRun("", overrides, 0)], registry, "")
+    except SpecError as error:
+        return not any(problem.path == key for problem in error.problems)
+    return True
+
+
+def _seed(tables: Tables) -> int:
+    seed = tables.get("seed", 0)
+    return seed if isinstance(seed, int) else 0
+
+
+def run_search(
+    request: SweepRequest, settings: SearchSettings, registry: Registry, training: Training, listener: SweepListener
+) -> Sweep:
+    """Run a search, or what is left of it.
+
+    Raises:
+        UsageError: the search cannot be, Optuna is not installed, or there is no validation data.
+        Interrupted: the run in work is saved.
+    """
+    check_settings(settings)
+    _import_optuna()
+    tables = request.tables()
+    if tables.get("sweep"):
+        what = "a search chooses the values by itself and takes no grid, seeds or variants"
+        raise UsageError(what, "--search", "leave them out; --set 'sweep={}' empties the section of a spec")
+    space = resolved_space(tables, settings.space, registry, request.label)
+    settings = replace(settings, space=space)
+    with SweepDirectory.claim(request.directory, request.name) as directory:
+        search = Search(directory, settings, tables, registry, training, listener)
+        return search.run(request.label)
+
+
+class Search:
+    """One search in its locked directory."""
+
+    def __init__(
+        self,
+        directory: SweepDirectory,
+        settings: SearchSettings,
+        tables: Tables,
+        registry: Registry,
+        training: Training,
+        listener: SweepListener,
+    ) -> None:
+        self.directory, self.settings, self.registry = directory, settings, registry
+        self.base = {key: value for key, value in tables.items() if key != "sweep"}
+        self.seed = _seed(tables)
+        self.training, self.listener = training, listener
+
+    def run(self, label: str) -> Sweep:
+        """Run trials until there are as many as asked for."""
+        runs = self.directory.runs
+        specs = validated_specs(self.base, runs, self.registry, label)
+        plan = SweepPlan(self.base, SweepSection(), tuple(runs), specs)
+        self.directory.write_plan(plan, self.settings.table())
+        runner = SweepRunner(self.directory, plan, self.training, self.listener)
+        epochs = {name: spec.training.epochs for name, spec in plan.specs.items()}
+        with storage_errors(self.directory.path):
+            study = open_study(self.directory.path / STORAGE_FILE, self.seed, self.settings.maximise)
+            self.listener.sweep_started(self.directory.path, list(runner.current.values()), epochs)
+            try:
+                while (trial := self._next_trial(study)) is not None:
+                    self._run_trial(study, trial, runner)
+            except (Interrupted, KeyboardInterrupt) as error:
+                raise runner.interrupted(error) from error
+        return runner.sweep
+
+    def _next_trial(self, study: optuna.Study) -> optuna.Trial | None:
+        """Return the trial that was stopped, or else a new one; None if there are enough."""
+        optuna = _import_optuna()
+        for frozen in study.get_trials(deepcopy=False):
+            if frozen.state == optuna.trial.TrialState.RUNNING:
+                return optuna.trial.Trial(study, frozen._trial_id)
+        return study.ask() if len(study.get_trials(deepcopy=False)) < self.settings.trials else None
+
+    def _run_trial(self, study: optuna.Study, trial: optuna.Trial, runner: SweepRunner) -> None:
+        states = _import_optuna().trial.TrialState
+        values = {key: part.suggest(trial, key) for key, part in self.settings.space.items()}
+        run = PlannedRun("", values, self.seed, tuple(values), f"trial={trial.number}")
+        if run.name not in runner.runs:
+            spec = validated_specs(self.base, [run], self.registry, f"trial {trial.number}")[run.name]
+            self._check_validation_data(spec, runner)
+            runner.add(run, spec)
+            self.directory.write_plan(runner.plan, self.settings.table())
+        pruning = TrialListener(trial, self.settings.metric)
+        outcome = runner.run_here(run, [pruning])
+        runner.finish(run, outcome)
+        if pruning.missing:
+            raise UsageError(f'there is no metric "{self.settings.metric}"', "--minimise", pruning.missing)
+        value = runner.current[run.name].metrics.get(self.settings.metric)
+        if outcome.status == "pruned":
+            study.tell(trial, state=states.PRUNED)
+        elif outcome.status == "finished" and value is not None and math.isfinite(value):
+            study.tell(trial, value)
+        else:
+            study.tell(trial, state=states.FAIL)
+
+    def _check_validation_data(self, spec: Spec, runner: SweepRunner) -> None:
+        if runner.data.load(spec).validation is None:
+            fix = "set data.validation_fraction to more than 0"
+            raise UsageError("a search needs validation data, and there is none", "--search", fix)
+
+
+class TrialListener:
+    """Tells Optuna the metric of each epoch, and stops a run that is hopeless."""
+
+    is_essential = True
+    """Whether a run ends if this raises."""
+
+    def __init__(self, trial: optuna.Trial, metric: str) -> None:
+        self.trial, self.metric = trial, metric
+        self.missing = ""
+        """What there is instead, if a run does not have the metric."""
+
+    @hookimpl
+    def epoch_finished(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        value = metrics.get(self.metric)
+        names = [name for name in metrics if name.startswith(PREFIX)]
+        if value is None and names and self.metric not in metrics:
+            self.missing = choices(self.metric, names)
+            raise UsageError(f'there is no metric "{self.metric}"', "--minimise", self.missing)
+        if value is None or not math.isfinite(value):
+            return
+        if epoch not in self.trial.study._storage.get_trial(self.trial._trial_id).intermediate_values:
+            self.trial.report(value, epoch)
+        if self.trial.should_prune():
+            raise Pruned(f"pruned at epoch {epoch}: worse than the median of the earlier trials")
+
+
+def open_study(file: Path, seed: int, maximise: bool) -> optuna.Study:
+    """Open or make the study of a search; a search that continues samples other values than at its start."""
+    optuna = _import_optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{file.absolute()}")
+    options = {"storage": storage, "study_name": STUDY, "load_if_exists": True}
+    study = optuna.create_study(direction="maximize" if maximise else "minimize", **options)
+    begun = len(study.get_trials(deepcopy=False))
+    study.sampler = optuna.samplers.TPESampler(seed=derive_seed(seed, "search", begun) % 2**32)
+    study.pruner = optuna.pruners.MedianPruner()
+    return study
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a damaged storage into a `RunError`."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, _import_optuna().exceptions.StorageInternalError) as error:
+        file = str(path / STORAGE_FILE)
+        raise RunError(f"Optuna's storage cannot be used: {error}", file, "restore the file") from error
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        fix = "pip install 'ensemblekit[search]'"
+        raise UsageError("a search needs Optuna, which is not installed", "--search", fix) from error
+    return optuna
