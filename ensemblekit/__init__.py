@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
         build_model,
         datasets,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         sweep,
         train,
     )
-    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.core.decomposition import Decomposition
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.core.files import atomic_write, sha256_of_file

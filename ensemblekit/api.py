@@ -17,13 +17,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ensemblekit.analysis.search import SearchSettings, read_space, run_search, settings_of
+from ensemblekit.analysis.search import SearchSettings, run_request
+from ensemblekit.analysis.search_space import read_space
 from ensemblekit.analysis.sweep_events import SweepListener
-from ensemblekit.analysis.sweeping import SweepRequest, run_sweep
-from ensemblekit.analysis.sweeps import Sweep, SweepDirectory, is_sweep
+from ensemblekit.analysis.sweeping import SweepRequest
+from ensemblekit.analysis.sweeps import Sweep
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
-from ensemblekit.core.errors import NumericError, UsageError
+from ensemblekit.core.errors import NumericError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Dataset, Method, Model
@@ -220,11 +221,12 @@ def sweep(
         Interrupted: Ctrl-C; call it again to continue.
     """
     files = [str(file) for file in plugins]
+    registry = _registry(files)
     request = SweepRequest(spec, overrides, grid, seeds, variants, out, name)
     settings = SearchSettings(read_space(search), trials, minimise) if search else None
     listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
     try:
-        return run_request(request, _registry(files), listener, jobs, files, retry_failed, settings)
+        return run_request(request, registry, RunTraining(registry), listener, jobs, files, retry_failed, settings)
     finally:
         listener.close()
 
@@ -324,37 +326,18 @@ def datasets() -> Mapping[str, PluginInfo]:
     return _registry().plugins("dataset")
 
 
-def run_request(
-    request: SweepRequest,
-    registry: Registry,
-    listener: SweepListener,
-    jobs: int = 1,
-    plugins: Sequence[str] = (),
-    retry_failed: bool = False,
-    search: SearchSettings | None = None,
-) -> Sweep:
-    """Run a sweep or a search with the plugins of a registry; see `sweep`."""
-    training = _Training(registry)
-    if search is None and request.directory is not None and is_sweep(request.directory):
-        search = settings_of(SweepDirectory.open(request.directory))
-    if search is None:
-        return run_sweep(request, registry, training, listener, jobs, plugins, retry_failed)
-    if jobs != 1:
-        what = "a search runs one trial at a time: each learns from those before it"
-        raise UsageError(what, "--jobs", "leave --jobs out")
-    return run_search(request, search, registry, training, listener)
-
-
-class _Training:
+class RunTraining:
     """Trains the single runs of a sweep."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
     def train(self, spec: Spec, path: Path, listeners: Iterable[object], data: Data | None) -> Run:
+        """Train a spec in a new run directory."""
         return run_spec(spec, self.registry, path, listeners, data)
 
     def resume(self, path: Path, listeners: Iterable[object]) -> Run:
+        """Continue a run."""
         return resume_run(path, self.registry, listeners)
 
 

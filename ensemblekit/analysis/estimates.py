@@ -1,4 +1,4 @@
-"""How long a sweep will take: estimated from a few real steps of each kind of run. Growth of ensembles is not foreseen."""
+"""How long a sweep will take: an estimate from a few real steps of each kind of run, with the members of the start."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def make_plan(
     Raises:
         SpecError: with every problem of every combination.
     """
-    section, first_seed = _read_section(tables, registry, label)
+    section, first_seed = read_section(tables, registry, label)
     base = {key: value for key, value in tables.items() if key != "sweep"}
     _check_toml(base)
     planned = with_names(combinations(section, first_seed), known)
@@ -114,9 +114,7 @@ def make_plan(
     return SweepPlan(base, section, tuple(kept), {run.name: specs[run.name] for run in kept}, tuple(notes))
 
 
-def validated_specs(
-    base: Tables, runs: Sequence[PlannedRun], registry: Registry, label: str
-) -> dict[str, Spec]:
+def validated_specs(base: Tables, runs: Sequence[PlannedRun], registry: Registry, label: str) -> dict[str, Spec]:
     """Load the spec of each run, by name; a `SpecError` lists each problem once, with the runs that have it."""
     specs: dict[str, Spec] = {}
     found: dict[Problem, list[str]] = {}
@@ -140,7 +138,8 @@ def _named(problem: Problem, names: Sequence[str], count: int) -> Problem:
     return Problem(problem.path, f"{problem.what} (in {where})", problem.fix, problem.code)
 
 
-def _read_section(tables: Tables, registry: Registry, label: str) -> tuple[SweepSection, int]:
+def read_section(tables: Tables, registry: Registry, label: str) -> tuple[SweepSection, int]:
+    """Read the section [sweep] of a spec, empty if it has none, and the first seed."""
     reader = Reader(registry)
     reader.tables = tables
     section = ENTRIES["sweep"].read(reader, tables.get("sweep", MISSING))
@@ -160,9 +159,7 @@ def _check_toml(tables: Tables) -> None:
         raise UsageError(f"the spec cannot be written as TOML: {error}", "the spec", fix) from error
 
 
-def _without_duplicates(
-    runs: Sequence[PlannedRun], specs: Mapping[str, Spec]
-) -> tuple[list[PlannedRun], list[str]]:
+def _without_duplicates(runs: Sequence[PlannedRun], specs: Mapping[str, Spec]) -> tuple[list[PlannedRun], list[str]]:
     """Drop runs whose spec is equal to that of an earlier one, and say so."""
     first: dict[str, PlannedRun] = {}
     notes = []

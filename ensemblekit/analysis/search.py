@@ -7,19 +7,20 @@ run of the sweep, named by its number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemblekit.analysis.grids import PlannedRun, parse_grid
-from ensemblekit.analysis.plans import SweepPlan, Tables, validated_specs
+from ensemblekit.analysis.grids import PlannedRun
+from ensemblekit.analysis.plans import SweepPlan, Tables, read_section, validated_specs
+from ensemblekit.analysis.search_space import Interval, Space, first_seed, read_space, resolved_space
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweep_runner import Pruned, SweepRunner, Training
-from ensemblekit.analysis.sweeping import SweepRequest
-from ensemblekit.analysis.sweeps import Sweep, SweepDirectory
-from ensemblekit.core.errors import Interrupted, RunError, SpecError, UsageError, choices
+from ensemblekit.analysis.sweeping import SweepRequest, check_jobs, run_sweep
+from ensemblekit.analysis.sweeps import Sweep, SweepDirectory, is_sweep
+from ensemblekit.core.errors import Interrupted, RunError, UsageError, choices
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.metrics import METRIC_GROUPS
 from ensemblekit.core.registry import Registry
@@ -33,53 +34,6 @@ if TYPE_CHECKING:
 STORAGE_FILE = "search.db"
 STUDY = "search"
 PREFIX = "validation_"
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Numbers from `low` to `high`."""
-
-    low: float
-    high: float
-    log: bool = False
-    integers: bool = False
-
-    @property
-    def ends(self) -> list[float]:
-        """The lowest and the highest value."""
-        return [int(self.low), int(self.high)] if self.integers else [self.low, self.high]
-
-    def suggest(self, trial: optuna.Trial, key: str) -> Any:
-        """Let Optuna choose."""
-        if self.integers:
-            return trial.suggest_int(key, int(self.low), int(self.high), log=self.log)
-        return trial.suggest_float(key, self.low, self.high, log=self.log)
-
-    def __str__(self) -> str:
-        low, high = self.ends
-        return f"{low!r}..{high!r}{':log' if self.log else ''}"
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Some values."""
-
-    values: tuple[Any, ...]
-
-    @property
-    def ends(self) -> list[Any]:
-        """All values."""
-        return list(self.values)
-
-    def suggest(self, trial: optuna.Trial, key: str) -> Any:
-        """Let Optuna choose; by index, since values may be lists or tables."""
-        return self.values[trial.suggest_categorical(key, tuple(range(len(self.values))))]
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.values))
-
-
-Space = Mapping[str, Interval | Choices]
 
 
 @dataclass(frozen=True)
@@ -105,40 +59,6 @@ def settings_of(directory: SweepDirectory) -> SearchSettings | None:
     return SearchSettings(read_space(table["space"]), table["trials"], table["metric"], table["maximise"])
 
 
-def parse_space(text: str) -> tuple[str, Interval | Choices]:
-    """Split `a.b=LOW..HIGH`, `a.b=LOW..HIGH:log` or `a.b=1,2,3` into a dotted path and its values."""
-    path, equals, values = text.partition("=")
-    path = path.strip()
-    if not equals or not path or not values.strip():
-        what = f'expected KEY=LOW..HIGH or KEY=V1,V2,…, got "{text}"'
-        raise UsageError(what, "--search", "write --search method.lambda=0..1")
-    if ".." not in values:
-        return path, Choices(tuple(parse_grid(text, "--search")[1]))
-    return path, _interval(values.strip(), path)
-
-
-def _interval(text: str, path: str) -> Interval:
-    bounds, _, scale = text.partition(":")
-    low, _, high = bounds.partition("..")
-    try:
-        interval = Interval(float(low), float(high), scale == "log")
-    except ValueError:
-        raise UsageError(f'"{text}" is not LOW..HIGH', f"--search {path}", "give two numbers, as in 0..1") from None
-    ordered = math.isfinite(interval.low) and math.isfinite(interval.high) and interval.low < interval.high
-    if not ordered or scale not in ("", "log") or (interval.log and interval.low <= 0):
-        fix = "LOW must be less than HIGH, and more than 0 with :log"
-        raise UsageError(f'"{text}" is not an interval', f"--search {path}", fix)
-    return interval
-
-
-def read_space(space: Mapping[str, Any]) -> dict[str, Interval | Choices]:
-    """Read the space of a search from Python: texts as on the command line, or lists of values."""
-    return {
-        key: parse_space(f"{key}={value}")[1] if isinstance(value, str) else Choices(tuple(value))
-        for key, value in space.items()
-    }
-
-
 def check_settings(settings: SearchSettings) -> None:
     """Raise a `UsageError` for a search that cannot be: without keys or trials, or by another metric."""
     metric = settings.metric
@@ -154,41 +74,26 @@ def check_settings(settings: SearchSettings) -> None:
         raise UsageError(f'there is no metric "{metric}"', "--minimise", choices(metric, known))
 
 
-def resolved_space(tables: Tables, space: Space, registry: Registry, label: str) -> dict[str, Interval | Choices]:
-    """Validate the ends of each interval and each choice; intervals of integers are those that accept no fraction."""
-    base = {key: value for key, value in tables.items() if key != "sweep"}
-    first = {key: part.ends[0] for key, part in space.items()}
-    runs, resolved = [], {}
-    for key, part in space.items():
-        if isinstance(part, Interval) and part.low.is_integer() and part.high.is_integer():
-            part = replace(part, integers=not _accepts(base, {**first, key: part.low + 0.5}, registry))
-        resolved[key] = part
-        for value in part.ends:
-            runs.append(PlannedRun("", {**first, key: value}, _seed(tables), (key,), f"{key}={value}"))
-    for index, run in enumerate(runs):
-        merged = {key: int(value) if _is_int(resolved.get(key)) else value for key, value in run.overrides.items()}
-        runs[index] = replace(run, overrides=merged)
-    validated_specs(base, runs, registry, label)
-    return resolved
-
-
-def _is_int(part: Interval | Choices | None) -> bool:
-    return isinstance(part, Interval) and part.integers
-
-
-def _accepts(base: Tables, overrides: Mapping[str, Any], registry: Registry) -> bool:
-    """Whether no problem of a spec with these overrides is about the last of them."""
-    key = list(overrides)[-1] if overrides else ""
-    try:
-        validated_specs(base, [PlannedRun("", overrides, 0)], registry, "")
-    except SpecError as error:
-        return not any(problem.path == key for problem in error.problems)
-    return True
-
-
-def _seed(tables: Tables) -> int:
-    seed = tables.get("seed", 0)
-    return seed if isinstance(seed, int) else 0
+def run_request(
+    request: SweepRequest,
+    registry: Registry,
+    training: Training,
+    listener: SweepListener,
+    jobs: int = 1,
+    plugins: Sequence[str] = (),
+    retry_failed: bool = False,
+    search: SearchSettings | None = None,
+) -> Sweep:
+    """Run a sweep, or a search if one is asked for or was begun in the directory; see `ensemblekit.sweep`."""
+    check_jobs(jobs)
+    if search is None and request.directory is not None and is_sweep(request.directory):
+        search = settings_of(SweepDirectory.open(request.directory))
+    if search is None:
+        return run_sweep(request, registry, training, listener, jobs, plugins, retry_failed)
+    if jobs != 1:
+        what = "a search runs one trial at a time: each learns from those before it"
+        raise UsageError(what, "--jobs", "leave --jobs out")
+    return run_search(request, search, registry, training, listener)
 
 
 def run_search(
@@ -203,7 +108,7 @@ def run_search(
     check_settings(settings)
     _import_optuna()
     tables = request.tables()
-    if tables.get("sweep"):
+    if read_section(tables, registry, request.label)[0] != SweepSection():
         what = "a search chooses the values by itself and takes no grid, seeds or variants"
         raise UsageError(what, "--search", "leave them out; --set 'sweep={}' empties the section of a spec")
     space = resolved_space(tables, settings.space, registry, request.label)
@@ -227,7 +132,7 @@ class Search:
     ) -> None:
         self.directory, self.settings, self.registry = directory, settings, registry
         self.base = {key: value for key, value in tables.items() if key != "sweep"}
-        self.seed = _seed(tables)
+        self.seed = first_seed(tables)
         self.training, self.listener = training, listener
 
     def run(self, label: str) -> Sweep:
@@ -307,7 +212,7 @@ class TrialListener:
         if epoch not in self.trial.study._storage.get_trial(self.trial._trial_id).intermediate_values:
             self.trial.report(value, epoch)
         if self.trial.should_prune():
-            raise Pruned(f"pruned at epoch {epoch}: worse than the median of the earlier trials")
+            raise Pruned(f"at epoch {epoch}: worse than the median of the earlier trials")
 
 
 def open_study(file: Path, seed: int, maximise: bool) -> optuna.Study:

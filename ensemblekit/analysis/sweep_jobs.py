@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import IO, Any
 
@@ -43,14 +44,14 @@ def core_shares(jobs: int) -> list[list[int]]:
     if jobs >= len(cores):
         return [[cores[index % len(cores)]] for index in range(jobs)]
     bounds = [index * len(cores) // jobs for index in range(jobs + 1)]
-    return [cores[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [cores[start:end] for start, end in pairwise(bounds)]
 
 
 class Worker:
     """A process that trains runs, with some of the cores."""
 
     def __init__(self, cores: Sequence[int], plugins: Sequence[str]) -> None:
-        self.errors: IO[bytes] = tempfile.TemporaryFile()
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         command = [sys.executable, "-m", WORKER, ",".join(map(str, cores)), *plugins]
         environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), "MKL_NUM_THREADS": str(len(cores))}
         self.process = subprocess.Popen(

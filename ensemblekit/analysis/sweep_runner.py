@@ -57,9 +57,7 @@ class SweepRunner:
         listener: follows the sweep.
     """
 
-    def __init__(
-        self, directory: SweepDirectory, plan: SweepPlan, training: Training, listener: SweepListener
-    ) -> None:
+    def __init__(self, directory: SweepDirectory, plan: SweepPlan, training: Training, listener: SweepListener) -> None:
         self.directory, self.plan, self.training, self.listener = directory, plan, training, listener
         self.runs = {run.name: run for run in plan.runs}
         self.current = {run.name: self._read(run) for run in plan.runs}
@@ -239,4 +237,3 @@ class LastData:
             self.data = None  # before the next is loaded: both may not fit in memory
             self.data, self.key = load_data(spec.data, spec.seed), key
         return self.data
-

@@ -29,7 +29,7 @@ from ensemblekit.runs.locking import is_locked, locked
 from ensemblekit.runs.run import as_written
 
 FORMAT_VERSION = 1
-SWEEP_FILE, RESULTS_FILE, RUNS, LOCK = "sweep.toml", "results.csv", "runs", ".lock"
+SWEEP_FILE, SPEC_FILE, RESULTS_FILE, RUNS, LOCK = "sweep.toml", "spec.toml", "results.csv", "runs", ".lock"
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,11 @@ class SweepDirectory:
             text = tomli_w.dumps(record)
             replace_file(self.path / SWEEP_FILE, f'sha256 = "{_sha256(text)}"\n{text}'.encode())
 
+    def write_spec(self) -> Path:
+        """Write the spec that all runs share to a file of its own, for single runs by hand; returns its path."""
+        replace_file(self.path / SPEC_FILE, tomli_w.dumps(self.record["spec"]).encode())
+        return self.path / SPEC_FILE
+
     def is_running(self, name: str) -> bool:
         """Whether a process is training a run."""
         return is_locked(self.run_path(name) / LOCK)
@@ -189,7 +194,9 @@ class SweepDirectory:
 
 def check_extends(directory: SweepDirectory, plan: SweepPlan, search: Mapping[str, Any]) -> None:
     """Raise a `RunError` unless a plan has the spec and all runs of an existing sweep; it may have more runs."""
-    fix = "continue it with its own spec and grid (more seeds, values or variants may be added), or choose another --out"
+    fix = (
+        "continue it with its own spec and grid (more seeds, values or variants may be added), or choose another --out"
+    )
     old, new = (leaves(tables) for tables in (directory.record["spec"], plan.tables))
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if changed:

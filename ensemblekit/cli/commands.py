@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, plugins, runs, specs
+from ensemblekit.cli import bench, plugins, runs, specs, sweep
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 
 INTERRUPTED = 130
@@ -137,5 +137,5 @@ def main(debug: bool) -> None:
     """
 
 
-for module in (runs, plugins, specs, bench):
+for module in (runs, sweep, plugins, specs, bench):
     main.add_sections(module.COMMANDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -43,13 +43,6 @@ class SweepState:
         return sum(run.status in ("finished", "failed", "damaged", "pruned") for run in self.runs.values())
 
     @property
-    def best(self) -> SweepRun | None:
-        """The finished run with the lowest validation loss; without validation data there is none."""
-        known = [run for run in self.runs.values() if run.metrics.get("validation_loss") is not None]
-        finished = [run for run in known if run.status == "finished"]
-        return min(finished, key=lambda run: run.metrics["validation_loss"], default=None)
-
-    @property
     def seconds_left(self) -> float | None:
         """An estimate from the epochs trained so far; None before the first."""
         if not self.epochs_done:
@@ -66,7 +59,9 @@ class SweepState:
         failed = sum(run.status in ("failed", "damaged") for run in self.runs.values())
         parts = [f"{self.num_ended} of {len(self.runs)} runs ended" + (f" ({failed} failed)" if failed else "")]
         if self.best is not None:
-            parts.append(f"best so far {self.best.name}, validation loss {number(self.best.metrics['validation_loss'])}")
+            parts.append(
+                f"best so far {self.best.name}, validation loss {number(self.best.metrics['validation_loss'])}"
+            )
         if self.seconds_left is not None and self.num_ended < len(self.runs):
             parts.append(f"about {timedelta(seconds=round(self.seconds_left))} left")
         return "; ".join(parts)
@@ -163,7 +158,9 @@ class LiveSweep(PlainSweep):
         for index, column in enumerate(COLUMNS):
             table.add_column(column, style="cyan" if index == 0 else "", overflow="fold")
         for name, (epoch, metrics) in self.state.in_work.items():
-            run = SweepRun(name, Path(), {}, "", 0, f"epoch {epoch}/{self.state.epochs.get(name, '?')}", metrics=metrics)
+            run = SweepRun(
+                name, Path(), {}, "", 0, f"epoch {epoch}/{self.state.epochs.get(name, '?')}", metrics=metrics
+            )
             table.add_row(*(Text(text) for text in (name, run.status, *result_cells(run)[:2], "")))
         for run in self.recent[::-1]:
             status = f"{run.status}: {run.error}" if run.error else run.status
@@ -178,6 +175,12 @@ def choose_sweep_display(quiet: bool) -> SweepListener:
     return LiveSweep() if Printer().for_a_person else PlainSweep()
 
 
+def best_of(runs: Iterable[SweepRun]) -> SweepRun | None:
+    """Return the finished run with the lowest validation loss; None without validation data."""
+    finished = [run for run in runs if run.status == "finished" and run.metrics.get("validation_loss") is not None]
+    return min(finished, key=lambda run: run.metrics["validation_loss"], default=None)
+
+
 def result_cells(run: SweepRun) -> tuple[str, str, str]:
     """Return validation loss, test accuracy or error, and seconds as text; empty where they are unknown."""
     accuracy, mse = run.metrics.get("test_accuracy"), run.metrics.get("test_mse")
@@ -188,7 +191,9 @@ def result_cells(run: SweepRun) -> tuple[str, str, str]:
 
 def result_rows(runs: Sequence[SweepRun]) -> list[tuple[str, ...]]:
     """Return a row for each run, for the closing table; see `COLUMNS`."""
-    return [(run.name, f"{run.status}: {run.error}" if run.error else status_text(run), *result_cells(run)) for run in runs]
+    return [
+        (run.name, f"{run.status}: {run.error}" if run.error else status_text(run), *result_cells(run)) for run in runs
+    ]
 
 
 def status_text(run: SweepRun) -> str:

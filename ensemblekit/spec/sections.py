@@ -137,9 +137,7 @@ class Spec:
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
-    sweep: Annotated[
-        SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)
-    ] = None
+    sweep: Annotated[SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)] = None
     """The runs of a sweep of this spec; a single run ignores it."""
 
     @property

@@ -49,7 +49,9 @@ class SweepSection(Section):
         default_factory=dict, description='values by dotted path: a list, or a range such as "0:1:0.1"'
     )
     seeds: int = Field(1, ge=1, le=10_000, description="runs of each combination, with seeds seed, seed + 1 …")
-    variants: tuple[VariantSection, ...] = Field((), description="named sets of overrides; without any, the spec itself")
+    variants: tuple[VariantSection, ...] = Field(
+        (), description="named sets of overrides; without any, the spec itself"
+    )
 
     @field_validator("grid", mode="before")
     @classmethod
