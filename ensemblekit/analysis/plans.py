@@ -105,9 +105,9 @@ def make_plan(
     Raises:
         SpecError: with every problem of every combination.
     """
+    _check_toml(tables)
     section, first_seed = read_section(tables, registry, label)
     base = {key: value for key, value in tables.items() if key != "sweep"}
-    _check_toml(base)
     planned = with_names(combinations(section, first_seed), known)
     specs = validated_specs(base, planned, registry, label)
     kept, notes = _without_duplicates(planned, specs)

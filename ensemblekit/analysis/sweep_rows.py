@@ -15,8 +15,8 @@ from ensemblekit.analysis.grids import PlannedRun, cell
 from ensemblekit.core.errors import EnsemblekitError, one_line
 from ensemblekit.runs.directory import RunDirectory
 
-ENDED = ("finished", "failed", "damaged", "pruned")
-"""Statuses that a sweep leaves alone."""
+ENDED_EARLY = ("failed", "damaged", "pruned")
+"""Statuses that only results.csv may know: the directory of such a run can look like that of an interrupted one."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_sweep_run(
         if result is not None:
             metrics = {**kept_metrics(history, keeps_best(directory)), **dict(result["metrics"])}
         error = directory.error or ""
-        if status == "interrupted" and recorded and recorded.get("status") in ENDED:
+        if status == "interrupted" and recorded and recorded.get("status") in ENDED_EARLY:
             status, error = recorded["status"], recorded.get("error", "")
             metrics = dict(history[-1]) if history and status == "pruned" else {}
         seconds = sum(row.get("seconds") or 0.0 for row in history) if history else None
