@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -58,10 +59,8 @@ class SweepState:
         """Return a line: runs that have ended, the best so far, and the time left."""
         failed = sum(run.status in ("failed", "damaged") for run in self.runs.values())
         parts = [f"{self.num_ended} of {len(self.runs)} runs ended" + (f" ({failed} failed)" if failed else "")]
-        if self.best is not None:
-            parts.append(
-                f"best so far {self.best.name}, validation loss {number(self.best.metrics['validation_loss'])}"
-            )
+        if (best := best_of(self.runs.values())) is not None:
+            parts.append(f"best so far {best.name}, validation loss {number(best.metrics['validation_loss'])}")
         if self.seconds_left is not None and self.num_ended < len(self.runs):
             parts.append(f"about {timedelta(seconds=round(self.seconds_left))} left")
         return "; ".join(parts)
@@ -79,16 +78,21 @@ class PlainSweep(SweepListener):
         self.state.epochs = epochs
         self.show_start(path)
 
+    def say(self, text: str) -> None:
+        """Print a line; a reader that is gone, or a full disk, does not stop the sweep."""
+        with suppress(OSError, ValueError):
+            self.printer.text(text)
+
     def show_start(self, path: Path) -> None:
         """Print where the sweep is, and what is done already."""
-        self.printer.text(f"sweep {path}: {len(self.state.runs)} runs, {self.state.num_ended} of them ended before")
+        self.say(f"sweep {path}: {len(self.state.runs)} runs, {self.state.num_ended} of them ended before")
 
     def notice(self, text: str) -> None:
-        self.printer.text(f"note: {text}")
+        self.say(f"note: {text}")
 
     def run_started(self, name: str) -> None:
         self.state.in_work[name] = (1, {})
-        self.printer.text(f"{name}: started")
+        self.say(f"{name}: started")
 
     def epoch_started(self, name: str, epoch: int, num_epochs: int) -> None:
         self.state.in_work[name] = (epoch, self.state.in_work.get(name, (0, {}))[1])
@@ -107,8 +111,8 @@ class PlainSweep(SweepListener):
         labels = ("validation loss", "test", "seconds")
         results = [f"{label} {text}" for label, text in zip(labels, result_cells(run), strict=True) if text]
         cells = [f"{run.status}: {run.error}" if run.error else run.status, *results]
-        self.printer.text(f"{run.name}: {', '.join(cells)}")
-        self.printer.text(f"  {self.state.summary()}")
+        self.say(f"{run.name}: {', '.join(cells)}")
+        self.say(f"  {self.state.summary()}")
 
 
 class LiveSweep(PlainSweep):
@@ -125,9 +129,6 @@ class LiveSweep(PlainSweep):
         super().show_start(path)
         self.live.start()
         self._refresh(now=True)
-
-    def notice(self, text: str) -> None:
-        self.printer.text(f"note: {text}")  # above the table
 
     def run_started(self, name: str) -> None:
         self.state.in_work[name] = (1, {})
@@ -151,7 +152,8 @@ class LiveSweep(PlainSweep):
     def _refresh(self, now: bool = False) -> None:
         if now or time.monotonic() - self.last_refresh >= REFRESH_SECONDS:
             self.last_refresh = time.monotonic()
-            self.live.update(self._picture(), refresh=True)
+            with suppress(OSError, ValueError):
+                self.live.update(self._picture(), refresh=True)
 
     def _picture(self) -> Group:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)

@@ -70,7 +70,10 @@ def test_a_run_of_a_sweep_equals_a_run_by_itself(tmp_path):
 
 
 def test_validation_metrics_are_those_of_the_epoch_whose_weights_are_kept(tmp_path):
-    spec = {**BASE, "training": {**BASE["training"], "epochs": 6, "keep": "best", "optimizer": {"name": "sgd", "lr": 3}}}
+    spec = {
+        **BASE,
+        "training": {**BASE["training"], "epochs": 6, "keep": "best", "optimizer": {"name": "sgd", "lr": 3}},
+    }
     (run,) = sweep(tmp_path / "s", spec).runs
     losses = [row["validation_loss"] for row in ek.open_run(run.path, plugins=PLUGINS).history]
     assert run.metrics["validation_loss"] == min(losses)
