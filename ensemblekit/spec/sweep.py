@@ -16,6 +16,14 @@ MAX_RANGE = 10_000
 _OWN_KEYS = ("seed", "sweep")
 
 
+def _grid_schema(schema: dict[str, Any]) -> None:
+    """Describe what `read_grid` accepts: lists and ranges, by dotted path or in nested tables."""
+    tables = schema.get("anyOf", [schema])
+    for table in tables:
+        if table.get("type") == "object":
+            table["additionalProperties"] = {"type": ["array", "string", "object"], "minItems": 1}
+
+
 class VariantSection(Section):
     """A named set of overrides of the spec: another method, a single network …"""
 
@@ -27,6 +35,7 @@ class VariantSection(Section):
     grid: bool | dict[str, list[Any]] = Field(
         True,
         description="true: the sweep's grid, without keys that `set` replaces; false: no grid; or a grid of its own",
+        json_schema_extra=_grid_schema,
     )
 
     @field_validator("set", mode="before")
@@ -46,7 +55,9 @@ class SweepSection(Section):
     """Which runs a sweep has: variants × grid × seeds."""
 
     grid: dict[str, list[Any]] = Field(
-        default_factory=dict, description='values by dotted path: a list, or a range such as "0:1:0.1"'
+        default_factory=dict,
+        description='values by dotted path: a list, or a range such as "0:1:0.1"',
+        json_schema_extra=_grid_schema,
     )
     seeds: int = Field(1, ge=1, le=10_000, description="runs of each combination, with seeds seed, seed + 1 …")
     variants: tuple[VariantSection, ...] = Field(

@@ -200,3 +200,21 @@ def test_the_tables_of_a_variant_are_not_changed_by_its_grid(registry):
 def test_the_base_alone_need_not_be_valid(registry):
     plan = make_plan({"data": "blobs", "sweep": {"grid": {"model": ["linear"]}}}, registry)
     assert len(plan.runs) == 1
+
+
+def test_the_schema_for_editors_accepts_what_the_reader_accepts(registry):
+    from jsonschema import Draft202012Validator
+
+    from ensemblekit.spec.schema import spec_schema
+
+    validator = Draft202012Validator(spec_schema(registry, on_broken=lambda error: None)["properties"]["sweep"])
+    variants = [
+        {"name": "a", "set": {"method": "bagging"}, "grid": False},
+        {"name": "b", "grid": {"model": {"width": [1]}}},
+    ]
+    section = {"grid": {"a.b": "0:1:0.1", "c": {"d": [1, 2]}}, "seeds": 2, "variants": variants}
+    definitions = spec_schema(registry, on_broken=lambda error: None)["$defs"]
+    validator = Draft202012Validator({**validator.schema, "$defs": definitions})
+    assert list(validator.iter_errors(section)) == []
+    assert list(validator.iter_errors({"grid": {"a": 3}}))
+    assert list(validator.iter_errors({"gird": {}}))
