@@ -14,6 +14,7 @@ from typing import Any
 from ensemblekit.analysis.grids import PlannedRun, cell
 from ensemblekit.core.errors import EnsemblekitError, one_line
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.locking import is_locked
 
 ENDED_EARLY = ("failed", "damaged", "pruned")
 """Statuses that only results.csv may know: the directory of such a run can look like that of an interrupted one."""
@@ -60,6 +61,8 @@ def read_sweep_run(
         return SweepRun(planned.name, path, planned.overrides, planned.variant, planned.seed, status, **facts)
 
     if is_unstarted(path):
+        if is_locked(path / ".lock"):
+            return run("running")  # another process is about to begin it
         if recorded and recorded.get("status") == "failed":
             return run("failed", error=recorded.get("error", ""))
         return run("planned")

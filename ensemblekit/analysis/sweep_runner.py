@@ -14,7 +14,7 @@ from ensemblekit.analysis.grids import PlannedRun
 from ensemblekit.analysis.plans import SweepPlan
 from ensemblekit.analysis.sweep_events import RunEvents, SweepListener
 from ensemblekit.analysis.sweep_jobs import Job, run_in_processes
-from ensemblekit.analysis.sweep_rows import SweepRun, is_unstarted
+from ensemblekit.analysis.sweep_rows import ENDED_EARLY, SweepRun, is_unstarted
 from ensemblekit.analysis.sweeps import Sweep, SweepDirectory, leaves
 from ensemblekit.core.errors import EnsemblekitError, Interrupted, RunError, explain, one_line
 from ensemblekit.data.loading import Data, load_data
@@ -41,7 +41,7 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: "finished", "interrupted", "failed" or "pruned"."""
+    """How a run ended: "finished", "failed" or "pruned"; "running" if another process trains it."""
 
     status: str
     error: str = ""
@@ -111,9 +111,15 @@ class SweepRunner:
             self._update(run)
             raise
         except (Exception, SystemExit) as error:  # a plugin may raise anything
-            known = error if isinstance(error, EnsemblekitError) else explain(error)
-            return Outcome("failed", one_line(known.line))
+            return self._failure(run, error)
         return Outcome("finished")
+
+    def _failure(self, run: PlannedRun, error: BaseException) -> Outcome:
+        """Return the outcome of a run that could not be trained: another process may train it just now."""
+        if self.directory.is_running(run.name):
+            return Outcome("running")
+        known = error if isinstance(error, EnsemblekitError) else explain(error)
+        return Outcome("failed", one_line(known.line))
 
     def prepare(self, run: PlannedRun) -> bool:
         """Make way for a run; returns whether it is to be resumed.
@@ -135,7 +141,7 @@ class SweepRunner:
 
     def finish(self, run: PlannedRun, outcome: Outcome) -> None:
         """Record the end of a run in results.csv, and announce it."""
-        if outcome.status != "finished":
+        if outcome.status in ENDED_EARLY:
             self.directory.record_end(run.name, outcome.status, outcome.error)
         self._update(run)
         self.write_results()
@@ -162,8 +168,7 @@ class SweepRunner:
             try:
                 resume = self.prepare(run)
             except (EnsemblekitError, OSError) as error:
-                known = error if isinstance(error, EnsemblekitError) else explain(error)
-                return Outcome("failed", one_line(known.line))
+                return self._failure(run, error)
             path = self.directory.run_path(run.name).absolute()
             return Job(run.name, str(path), self.plan.specs[run.name].to_dict(), resume)
 

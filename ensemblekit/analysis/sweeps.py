@@ -26,7 +26,6 @@ from ensemblekit.core.errors import RunError
 from ensemblekit.runs.atomic import replace_file, write_errors
 from ensemblekit.runs.atomic import sweep as remove_temporary_files
 from ensemblekit.runs.locking import is_locked, locked
-from ensemblekit.runs.run import as_written
 
 FORMAT_VERSION = 1
 SWEEP_FILE, SPEC_FILE, RESULTS_FILE, RUNS, LOCK = "sweep.toml", "spec.toml", "results.csv", "runs", ".lock"
@@ -267,12 +266,22 @@ def _read_record(file: Path) -> dict[str, Any]:
         raise RunError(what, str(file), "upgrade ensemblekit")
     if record.pop("sha256", None) != _sha256(tomli_w.dumps(record)):
         raise RunError("damaged: it differs from what was written", str(file), damaged)
-    with as_written(file):
-        # a name is a directory below runs/, and never one elsewhere
-        unsafe = [run["name"] for run in record["runs"] if not re.fullmatch(r"[\w+=,-][\w.+=,-]*", run["name"])]
-        if unsafe:
-            raise ValueError(f"{unsafe[0]!r} is not the name of a run")
+    if not _is_complete(record):
+        raise RunError("damaged: unexpected structure, or a name that is not the name of a run", str(file), damaged)
     return record
+
+
+def _is_complete(record: Mapping[str, Any]) -> bool:
+    """Whether sweep.toml has the structure in which it is written; a name is never a path to somewhere else."""
+    types = {"name": str, "variant": str, "seed": int, "varied": list, "overrides": dict}
+    runs = record.get("runs")
+    return (
+        isinstance(record.get("spec"), dict)
+        and isinstance(record.get("sweep"), dict)
+        and isinstance(runs, list)
+        and all(isinstance(run.get(key), kind) for run in runs for key, kind in types.items())
+        and all(re.fullmatch(r"[\w+=,-][\w.+=,-]*", run["name"], flags=re.ASCII) for run in runs)
+    )
 
 
 def _sha256(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -18,6 +19,17 @@ from ensemblekit.core.errors import Interrupted, RunError, UsageError
 from ensemblekit.runs.locking import locked
 
 GRID = {"method.lambda": [0, 0.5]}
+
+
+class StopIn(SweepListener):
+    """Interrupts a run when its second epoch begins."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def epoch_started(self, name, epoch, num_epochs):
+        if (name, epoch) == (self.name, 2):
+            raise KeyboardInterrupt
 
 
 class Recorder(SweepListener):
@@ -237,34 +249,31 @@ def test_ctrl_c_says_how_to_continue_and_the_next_call_finishes(tmp_path):
 
 
 def test_what_a_killed_process_left_before_its_first_checkpoint_is_started_anew(tmp_path):
+    sweep(tmp_path / "whole", grid=GRID)
     out = tmp_path / "s"
-    sweep(out, grid=GRID)
-    expected = final_metrics(out)
+    with pytest.raises(Interrupted):
+        sweep(out, grid=GRID, progress=StopIn("lambda=0,seed=0"))
     first, second = (out / "runs" / name for name in ("lambda=0,seed=0", "lambda=0.5,seed=0"))
-    for path in first.iterdir():  # killed while the run was begun
-        if path.name not in (".lock", "spec.toml"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (first / ".writing-x").mkdir()
-    for name in ("result.json", "model.json", "model.safetensors", "metrics.jsonl"):  # killed before epoch 0 was saved
-        (second / name).unlink()
-    shutil.rmtree(second / "checkpoints")
-    (second / "checkpoints").mkdir()
+    shutil.rmtree(first / "checkpoints")  # killed before the first checkpoint
+    (first / "checkpoints").mkdir()
+    second.mkdir()  # killed while the run was begun
+    (second / "spec.toml").write_text("incomplete")
+    (second / ".writing-x").mkdir()
     sweep(out, grid=GRID)
-    assert final_metrics(out) == expected
+    assert final_metrics(out) == final_metrics(tmp_path / "whole")
 
 
 def test_an_unfinished_run_is_resumed_from_its_checkpoint(tmp_path):
+    sweep(tmp_path / "whole", grid=GRID)
     out = tmp_path / "s"
+    with pytest.raises(Interrupted):
+        sweep(out, grid=GRID, progress=StopIn("lambda=0,seed=0"))
+    run = ek.open_sweep(out).runs[0]
+    assert (run.status, run.epochs) == ("interrupted", 1)
+    started = (run.path / "spec.toml").stat().st_mtime_ns
     sweep(out, grid=GRID)
-    expected = final_metrics(out)
-    run = out / "runs" / "lambda=0,seed=0"
-    for name in ("result.json", "model.json", "model.safetensors"):
-        (run / name).unlink()
-    created = (run / "spec.toml").stat().st_mtime_ns
-    assert ek.open_sweep(out).runs[0].status == "interrupted"
-    sweep(out, grid=GRID)
-    assert (run / "spec.toml").stat().st_mtime_ns == created
-    assert final_metrics(out) == expected
+    assert (run.path / "spec.toml").stat().st_mtime_ns == started
+    assert final_metrics(out) == final_metrics(tmp_path / "whole")
 
 
 def test_two_sweeps_do_not_run_in_one_directory(tmp_path):
@@ -275,12 +284,24 @@ def test_two_sweeps_do_not_run_in_one_directory(tmp_path):
 
 def test_a_run_that_another_process_trains_is_left_to_it(tmp_path):
     out = tmp_path / "s"
-    sweep(out, grid=GRID)
-    run = out / "runs" / "lambda=0,seed=0"
-    (run / "result.json").unlink()
-    with locked(run / ".lock"):
+    with pytest.raises(Interrupted):
+        sweep(out, grid=GRID, progress=StopIn("lambda=0,seed=0"))
+    begun = out / "runs" / "lambda=0.5,seed=0"
+    begun.mkdir()
+    with locked(out / "runs" / "lambda=0,seed=0" / ".lock"), locked(begun / ".lock"):
         found = sweep(out, grid=GRID)
-    assert [run.status for run in found.runs] == ["running", "finished"]
+        assert [run.status for run in found.runs] == ["running", "running"]
+
+        class JustNow(SweepListener):
+            def run_started(self, name):
+                stack.enter_context(locked(out / "runs" / "lambda=1,seed=0" / ".lock"))
+
+        with ExitStack() as stack:  # a process that is faster by a moment
+            (out / "runs" / "lambda=1,seed=0").mkdir()
+            found = sweep(out, grid={"method.lambda": [0, 0.5, 1]}, progress=JustNow())
+        assert [run.status for run in found.runs] == ["running"] * 3
+    found = sweep(out, grid={"method.lambda": [0, 0.5, 1]})
+    assert [run.status for run in found.runs] == ["finished"] * 3
 
 
 def test_several_processes_give_the_same_results_and_show_their_progress(tmp_path):
