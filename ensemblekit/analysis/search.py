@@ -209,7 +209,8 @@ class TrialListener:
             raise UsageError(f'there is no metric "{self.metric}"', "--minimise", self.missing)
         if value is None or not math.isfinite(value):
             return
-        if epoch not in self.trial.study._storage.get_trial(self.trial._trial_id).intermediate_values:
+        so_far = self.trial.study.get_trials(deepcopy=False)[self.trial.number]
+        if epoch not in so_far.intermediate_values:  # an epoch may be trained again after a resume
             self.trial.report(value, epoch)
         if self.trial.should_prune():
             raise Pruned(f"at epoch {epoch}: worse than the median of the earlier trials")
