@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
         build_model,
         datasets,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         objective,
         open_run,
         resume,
+        sweep,
         train,
     )
     from ensemblekit.core.decomposition import Decomposition
@@ -71,6 +73,7 @@ __all__ = [
     "Spec",
     "Split",
     "Splits",
+    "Sweep",
     "TargetScaling",
     "UsageError",
     "atomic_write",
@@ -96,16 +99,19 @@ __all__ = [
     "models",
     "objective",
     "open_run",
+    "open_sweep",
     "resume",
     "sha256_of_file",
+    "sweep",
     "train",
 ]
 
 _HOMES = {
     "api": (
         "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run resume train"
+        "objective open_run resume sweep train"
     ),
+    "analysis.sweeps": "Sweep open_sweep",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, cache, plugins, runs, specs
+from ensemblekit.cli import bench, cache, plugins, runs, specs, sweep
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.core.streams import (
@@ -27,7 +27,7 @@ from ensemblekit.core.streams import (
 )
 
 INTERRUPTED = 130
-COMPUTING = ("train", "resume", "evaluate", "predict", "check", "bench")
+COMPUTING = ("train", "resume", "evaluate", "predict", "sweep", "check", "bench")
 """The commands for which freed memory is kept: the process is theirs alone."""
 
 
@@ -183,5 +183,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, plugins, specs, cache, bench):
+for module in (runs, sweep, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)
