@@ -35,6 +35,7 @@ SECTIONS = (
     "training.schedule",
     "engine",
     "extensions",
+    "sweep",
 )
 """The parts of a spec, which `ensemblekit inspect` explains."""
 _ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
