@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from ensemblekit.data.python_data import split_parts
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.inference import evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.tables import data_of_file
 from ensemblekit.members.build import build_member
 from ensemblekit.members.python_model import ModelLike, NetworkLike, model_table, with_model
@@ -468,7 +469,7 @@ def _evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Regist
 
 
 def _read(directory: RunDirectory, registry: Registry) -> Run:
-    return read_run(directory, registry, partial(loading.load_ensemble, directory.path, registry))
+    return read_run(directory, registry, RunLoader(directory, registry))
 
 
 def _registry(plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None) -> Registry:

@@ -57,6 +57,9 @@ class Split:
     on their device."""
     transform: ImageTransform | None
     """Transform of stored images into network inputs; None if inputs are not images."""
+    indices: Tensor | None = None
+    """Indices of the samples in their data set, int64 (N,), on the CPU, before any were held out or left out: those of
+    validation samples are in the training data they were held out from. None: all samples in their order."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -205,7 +208,9 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     values = {name: source.targets for name, source in sources.items()}
     targets, scaling = scale_targets(values, splits.standardise_targets, dataset)
     parts = {
-        name: Split(source.inputs if isinstance(source, TensorSource) else source, targets[name], transform)
+        name: Split(
+            source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, source.indices
+        )
         for name, source in sources.items()
     }
     return Data(

@@ -30,6 +30,8 @@ class TensorSource:
     """Samples in memory: inputs (N, …), uint8 or float32, and targets."""
 
     inputs: Tensor
+    indices: Tensor
+    """Indices of the samples in the data set, before any were held out or left out."""
     targets: Tensor
     label: str
     repeatable: bool = True
@@ -42,7 +44,8 @@ class TensorSource:
 
     def select(self, indices: Tensor) -> Self:
         """Return the source of some of the samples."""
-        return replace(self, inputs=self.inputs[indices], targets=self.targets[indices])
+        inputs, own_indices, targets = self.inputs[indices], self.indices[indices], self.targets[indices]
+        return replace(self, inputs=inputs, indices=own_indices, targets=targets)
 
     def example(self) -> Tensor:
         """Return the input of the first sample."""
@@ -128,7 +131,7 @@ class MapSource(TorchDataset[Tensor]):
                 repeatable = source._gives_again(chunk[:REREAD])
             start += len(chunk)
         if in_memory:
-            return TensorSource(inputs, self.targets, self.label, repeatable, self.signed)
+            return TensorSource(inputs, self.indices, self.targets, self.label, repeatable, self.signed)
         return replace(source, inputs_sha256=values.hexdigest if repeatable else None)
 
     def _gives_again(self, first: Tensor) -> bool:
@@ -173,7 +176,7 @@ def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> S
     if size is not None and inputs.dim() == 4:
         inputs = torch.cat([resize_tensor(chunk, size) for chunk in inputs.split(length)])
     check_finite_samples(inputs, label)
-    return TensorSource(inputs, targets, label, signed=signed)
+    return TensorSource(inputs, torch.arange(len(targets)), targets, label, signed=signed)
 
 
 def check_finite_samples(inputs: Tensor, label: str) -> None:

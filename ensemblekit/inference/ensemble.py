@@ -18,6 +18,7 @@ from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.inputs import as_inputs
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.folding import FoldedMember
@@ -97,6 +98,11 @@ class Ensemble(nn.Module):
         return self.spec.loss
 
     @property
+    def combiner(self) -> Combiner:
+        """How the outputs of its members are combined."""
+        return Combiner(self._objective, len(self.members), self.fitted, self.target_scaling, self.dtype)
+
+    @property
     def device(self) -> torch.device:
         """The device of its members."""
         tensors = (*self.members.parameters(), *self.members.buffers())
@@ -121,7 +127,7 @@ class Ensemble(nn.Module):
         Raises:
             DataError: the inputs have another shape, or are not numbers.
         """
-        return self._restored(self.learned_outputs(inputs, enable_grad))
+        return self.combiner.restored(self.learned_outputs(inputs, enable_grad))
 
     def learned_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the members' raw outputs as they learnt them: standardised if the targets were."""
@@ -157,22 +163,16 @@ class Ensemble(nn.Module):
 
     def forward(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the ensemble's raw output (B, C); arguments as for `member_outputs`."""
-        return self._restored(self.combine_learned(self.learned_outputs(inputs, enable_grad)))
+        combiner = self.combiner
+        return combiner.restored(combiner.combine_learned(self.learned_outputs(inputs, enable_grad)))
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `member_outputs` returns them, to the ensemble's output (B, C)."""
-        if self.target_scaling is None:
-            return self.combine_learned(outputs)
-        return self._restored(self.combine_learned(self.target_scaling.standardise(outputs).to(self.dtype)))
+        return self.combiner.combine(outputs)
 
     def combine_learned(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `learned_outputs` returns them."""
-        fitted = None if self.fitted is None else self.fitted.to(outputs)
-        return self._objective.combine(outputs, fitted, passes=len(outputs) // len(self.members))
-
-    def _restored(self, outputs: Tensor) -> Tensor:
-        """Convert outputs to the original units of the targets."""
-        return outputs if self.target_scaling is None else self.target_scaling.restore(outputs)
+        return self.combiner.combine_learned(outputs)
 
     def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the class probabilities (B, K); arguments as for `member_outputs`."""

@@ -16,19 +16,21 @@ from typing import Any
 from torch import Tensor
 
 from ensemblekit.core.errors import RunError
-from ensemblekit.runs import model_files
+from ensemblekit.runs import model_files, outputs
 from ensemblekit.runs.atomic import replace_file, sweep, write_errors
 from ensemblekit.runs.checkpoints import Checkpoint, Checkpoints
 from ensemblekit.runs.json_files import read_json, write_json
 from ensemblekit.runs.locking import is_locked, locked
 from ensemblekit.runs.manifests import MetricsMark, Position
 from ensemblekit.runs.metrics_file import MetricsFile
+from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.runs.own_files import (
     CHECKPOINTS,
     ENVIRONMENT,
     LOCK,
     METRICS,
     MODEL,
+    OUTPUTS,
     RESULT,
     RUN,
     SPEC,
@@ -39,6 +41,8 @@ from ensemblekit.runs.starting import check_unused, is_abandoned, remove_abandon
 
 _HISTORY = "history"
 """The key of result.json for the rows of metrics.jsonl."""
+_OUTPUTS = "outputs_sha256"
+"""The key of result.json for the checksum of outputs.safetensors."""
 
 
 class RunDirectory:
@@ -196,7 +200,7 @@ class RunDirectory:
         if not self._record.has_checksums:
             self._add_checksums()
         with write_errors(self.path):
-            for name in (RESULT, MODEL):
+            for name in (RESULT, MODEL, OUTPUTS):
                 (self.path / name).unlink(missing_ok=True)
         self._record.change_spec(spec_toml, continued_from=epoch)
 
@@ -310,6 +314,28 @@ class RunDirectory:
             raise RunError("the run has not finished", str(self.path), f"ensemblekit resume {self.path}")
         return model_files.read_model(self.path, self._record.format_version)
 
+    def read_metadata(self) -> dict[str, Any]:
+        """Read and verify what it takes to use the trained model beside its weights, which are not read."""
+        return model_files.read_metadata(self.path, self._record.format_version)
+
+    def write_outputs(self, splits: Mapping[str, KeptOutputs]) -> dict[str, Any]:
+        """Store the members' outputs by the name of the split; returns what the result has to say about the file."""
+        return {_OUTPUTS: outputs.write_outputs(self.path, splits)}
+
+    def add_outputs(self, splits: Mapping[str, KeptOutputs]) -> None:
+        """Store the members' outputs of a run that has finished without them; call it with the lock."""
+        result = self._read_result()
+        write_json(self.path / RESULT, {**result, **self.write_outputs(splits)})
+
+    def read_outputs(self) -> dict[str, KeptOutputs] | None:
+        """Read and verify the kept outputs by the name of the split; None if the run has kept none."""
+        sha256 = self._read_result().get(_OUTPUTS)
+        return None if sha256 is None else outputs.read_outputs(self.path, str(sha256))
+
+    def _check_outputs(self) -> None:
+        if (sha256 := self._read_result().get(_OUTPUTS)) is not None:
+            outputs.check_outputs(self.path, str(sha256))
+
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Store the final metrics of the run; with them it has finished."""
         write_json(self.path / RESULT, {**result, _HISTORY: self._metrics.mark()})
@@ -329,11 +355,13 @@ class RunDirectory:
         if not self.is_finished:
             return True
         problems = []
-        for check in (self.read_result, lambda: model_files.check_model(self.path, self._record.format_version)):
+        version = self._record.format_version
+        for check in (self.read_result, self._check_outputs, lambda: model_files.check_model(self.path, version)):
             try:
                 check()
             except RunError as error:
-                problems.append(error.problem)
+                if error.problem not in problems:  # without its result nothing is known about the outputs
+                    problems.append(error.problem)
         self.damage.extend(f"rebuilt from the checkpoints: {problem}" for problem in problems)
         return bool(problems) or self._has_lost_metrics()
 

@@ -58,6 +58,14 @@ def read_model(path: Path, format_version: int) -> tuple[dict[str, Tensor], dict
     return tensors, metadata
 
 
+def read_metadata(path: Path, format_version: int) -> dict[str, Any]:
+    """Read and verify the metadata of the model of a run, without its tensors; arguments as for `read_model`."""
+    _, metadata = _read_record(
+        path / MODEL, f"ensemblekit resume {path} rebuilds it from the checkpoints", format_version
+    )
+    return metadata
+
+
 def check_model(path: Path, format_version: int) -> None:
     """Raise a `RunError` if the model of a run is missing or damaged, without loading its tensors."""
     fix = f"ensemblekit resume {path} rebuilds it from the checkpoints"

@@ -11,15 +11,16 @@ from ensemblekit.core.files import STAGING
 from ensemblekit.runs.manifests import position_of
 
 RUN, SPEC, ENVIRONMENT, METRICS = "run.json", "spec.toml", "environment.json", "metrics.jsonl"
-WEIGHTS, MODEL, RESULT, CHECKPOINTS, LOCK = (
+WEIGHTS, MODEL, OUTPUTS, RESULT, CHECKPOINTS, LOCK = (
     "model.safetensors",
     "model.json",
+    "outputs.safetensors",
     "result.json",
     "checkpoints",
     ".lock",
 )
 
-FILES = {RUN, SPEC, ENVIRONMENT, METRICS, WEIGHTS, MODEL, RESULT, LOCK}
+FILES = {RUN, SPEC, ENVIRONMENT, METRICS, WEIGHTS, MODEL, OUTPUTS, RESULT, LOCK}
 
 
 def check_own_files(path: Path) -> None:

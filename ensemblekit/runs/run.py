@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemblekit.core.errors import PluginError, RunError, SpecError
 from ensemblekit.core.metrics import translate_names
@@ -17,7 +16,22 @@ from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import Spec
 
 if TYPE_CHECKING:
+    from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.ensemble import Ensemble
+    from ensemblekit.runs.outputs import KeptOutputs
+
+
+class Loader(Protocol):
+    """Loads what is large or takes a network."""
+
+    def ensemble(self) -> Ensemble:
+        """Load the trained ensemble."""
+
+    def outputs(self, split: str, data: Any) -> KeptOutputs:
+        """Return the members' outputs on a split."""
+
+    def combiner(self) -> Combiner:
+        """Return how the members' outputs are combined."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,10 @@ class Run:
     """Why the run failed."""
     notices: list[str] = field(default_factory=list)
     """What a user should know about the run although it is no error, such as a damaged checkpoint."""
-    load_ensemble: Callable[[], Ensemble] | None = field(default=None, repr=False)
+    milliseconds_per_1000: float | None = None
+    """How long 1,000 predictions took in the final evaluation; None unless the run has finished and has measured it."""
+    loader: Loader | None = field(default=None, repr=False, compare=False)
+    """Reads the weights and the kept outputs when they are asked for."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -60,16 +77,44 @@ class Run:
     @cached_property
     def ensemble(self) -> Ensemble:
         """The trained ensemble; a `RunError` if the run has not finished."""
-        assert self.load_ensemble is not None
-        return self.load_ensemble()
+        assert self.loader is not None
+        return self.loader.ensemble()
+
+    def outputs(self, split: str = "test", data: Any = None) -> KeptOutputs:
+        """Return what every member answered on data of the run: outputs (M, N, C), targets and sample index.
+
+        Outputs are those of `Ensemble.member_outputs`, in the original units in regression. The run has kept them, so
+        that no network is computed. A run that has not, such as one of an older version, is evaluated once and keeps
+        them if its directory can be written to.
+
+        Args:
+            split: "test" or "validation".
+            data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
+
+        Raises:
+            RunError: the run has not finished, or the file is damaged.
+            UsageError: the run has no validation data.
+            DataError: the outputs have to be computed, and the data is not there or not the same any more.
+        """
+        assert self.loader is not None
+        return self.loader.outputs(split, data)
+
+    def combiner(self) -> Combiner:
+        """Return how the members' outputs are combined, without building a network.
+
+        Raises:
+            RunError: the run has not finished, or its model is damaged.
+        """
+        assert self.loader is not None
+        return self.loader.combiner()
 
     def __repr__(self) -> str:
         epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
         return f"Run({str(self.path)!r}, {self.status}, {epochs})"
 
 
-def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callable[[], Ensemble]) -> Run:
-    """Read everything about a run except its weights."""
+def read_run(directory: RunDirectory, registry: Registry, loader: Loader) -> Run:
+    """Read everything about a run except its weights and the outputs of its members."""
     result = directory.read_result() or {}
     with as_written(directory.path / "result.json"):
         metrics, validation = translate_names(result.get("metrics", {})), dict(result.get("validation_metrics") or {})
@@ -89,7 +134,8 @@ def read_run(directory: RunDirectory, registry: Registry, load_ensemble: Callabl
         stopped_early=bool(result.get("stopped_early", False)),
         error=directory.error,
         notices=notices,
-        load_ensemble=load_ensemble,
+        milliseconds_per_1000=result.get("milliseconds_per_1000"),
+        loader=loader,
     )
 
 

@@ -73,6 +73,9 @@ class TrainingSection(Section):
     checkpoint_every_minutes: float = Field(
         10.0, gt=0, description="minutes between checkpoints inside a long epoch; each epoch ends with one anyway"
     )
+    keep_outputs: bool = Field(
+        True, description="keep the members' outputs on validation and test data in the run, up to 512 MiB"
+    )
 
 
 class EngineSection(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Data
 from ensemblekit.engines.base import Engine
+from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.statistics import LOWER_RATE
 
@@ -40,6 +42,8 @@ class Evaluator:
         self.batch_size = max(spec.training.batch_size, EVALUATION_BYTES // (4 * math.prod(data.info.input_shape)))
         self.predictions: dict[str, Tensor] = {}
         """The members' outputs for a split, by its name."""
+        self.seconds: dict[str, float] = {}
+        """Seconds that these took."""
         self.fitted: Tensor | None = None
         """The parameters of the combiner, fitted on the validation data at the last evaluation."""
         self.where = ""
@@ -87,17 +91,31 @@ class Evaluator:
         targets = self.splits["test"].targets
         return member_metrics(self._outputs("test"), targets, self.objective.loss, self.restore)
 
+    def kept_outputs(self) -> dict[str, KeptOutputs]:
+        """Return the outputs of the current members as a run keeps them, by the name of the split."""
+        kept = {}
+        for name, split in self.splits.items():
+            index = torch.arange(len(split)) if split.indices is None else split.indices
+            kept[name] = KeptOutputs(self._outputs(name).float().cpu(), split.targets.cpu(), index)
+        return kept
+
+    @property
+    def milliseconds_per_1000(self) -> float:
+        """How long 1,000 predictions of all members took on the test data, with the preparation of the inputs."""
+        return 1e6 * self.seconds["test"] / len(self.splits["test"])
+
     def _outputs(self, split: str) -> Tensor:
         """Return the members' outputs (M, N, C) for a split, computed once until the members learn."""
         if split not in self.predictions:
             engine = self.engine()
-            parts = []
+            parts, started = [], time.perf_counter()
             for batch in self.splits[split].batches(self.batch_size):
                 self.before_batch()
                 parts.append(engine.predict(batch.inputs))
             outputs = torch.cat(parts, dim=1)
             check_outputs(outputs, split, len(outputs) // self.passes, self.where)
             self.predictions[split] = outputs
+            self.seconds[split] = time.perf_counter() - started  # the check has waited for the device
         return self.predictions[split]
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from ensemblekit.data.loading import Data
 from ensemblekit.members.state import MemberState
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.outputs import KeptOutputs, is_too_large
+from ensemblekit.spec.sections import TrainingSection
 
 Row = Mapping[str, Any]
 
@@ -65,6 +68,13 @@ def result(
         "stopped_early": stopped_early,
         "seconds": {**seconds, "total": sum(seconds.values())},
     }
+
+
+def write_outputs(
+    directory: RunDirectory, kept: Mapping[str, KeptOutputs], settings: TrainingSection
+) -> dict[str, Any]:
+    """Keep the members' outputs in a run directory unless they are too large; returns what the result says of them."""
+    return directory.write_outputs(kept) if settings.keep_outputs and not is_too_large(kept) else {}
 
 
 def best_epoch(history: Sequence[Row]) -> int | None:

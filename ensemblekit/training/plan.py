@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ensemblekit.data.loading import Data
 from ensemblekit.members.state import MemberState
+from ensemblekit.runs.outputs import MAX_BYTES
 from ensemblekit.spec.overview import spec_overview
 from ensemblekit.spec.sections import Spec
 
@@ -13,8 +14,15 @@ Plan = list[tuple[str, str]]
 """Rows of a label and a text."""
 
 
-def make_plan(spec: Spec, data: Data, members: Sequence[MemberState]) -> Plan:
-    """Describe a run: the overview of its spec, with the sizes of its data and its members."""
+def make_plan(spec: Spec, data: Data, members: Sequence[MemberState], passes: int | None = None) -> Plan:
+    """Describe a run: the overview of its spec, with the sizes of its data and its members.
+
+    Args:
+        spec: the spec.
+        data: its data.
+        members: the first members.
+        passes: the number of stochastic passes of each member in a prediction; None: one deterministic pass.
+    """
     plan: Plan = []
     for label, text in spec_overview(spec):
         plan.append((label, text))
@@ -25,7 +33,15 @@ def make_plan(spec: Spec, data: Data, members: Sequence[MemberState]) -> Plan:
             plan.append(("parameters", _parameters(members)))
         if label == "optimizer" and not spec.optimizer.elementwise:
             plan.append(("  note", "not known to be element-wise: it updates every parameter by itself"))
+    if spec.training.keep_outputs and (size := _outputs_size(spec, data, passes or 1)) > MAX_BYTES:
+        plan.append(("outputs", f"not kept: {size / 2**20:,.0f} MiB, more than {MAX_BYTES // 2**20} MiB"))
     return plan
+
+
+def _outputs_size(spec: Spec, data: Data, passes: int) -> int:
+    """The size of the members' outputs on validation and test data in bytes, in float32."""
+    num_samples = len(data.test) + (0 if data.validation is None else len(data.validation))
+    return 4 * passes * spec.ensemble.members * num_samples * spec.loss.num_outputs(data.info)
 
 
 def _samples(data: Data) -> str:

@@ -176,7 +176,11 @@ class Trainer:
     @contextmanager
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
         """Announce the run, and its end however it ends; `rows` are added to the plan."""
-        plan = [*make_plan(self.spec, self.data, self.members.states), ("out", str(self.directory.path)), *rows]
+        plan = [
+            *make_plan(self.spec, self.data, self.members.states, self.settings.passes),
+            ("out", str(self.directory.path)),
+            *rows,
+        ]
         try:
             self.hooks.call.run_started(spec=self.spec, path=self.directory.path, plan=plan)
             yield
@@ -370,7 +374,9 @@ class Trainer:
         combiner = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
         metadata = finishing.model_metadata(self.data, self.members.states)
         self.directory.write_model(self.members.network_tensors() | combiner, metadata)
+        outputs = finishing.write_outputs(self.directory, self.evaluator.kept_outputs(), settings)
         self.directory.update_environment(seconds=self.clock.seconds)
         result = finishing.result(metrics, members, self.history, self.clock.seconds, stopped_early)
-        self.directory.write_result({**result, "notices": list(self.recorder.notices)})
+        result["milliseconds_per_1000"] = self.evaluator.milliseconds_per_1000
+        self.directory.write_result({**result, **outputs, "notices": list(self.recorder.notices)})
         self.stop.outcome = ("the run has finished", str(self.directory.path), "")

@@ -1,0 +1,121 @@
+"""The outputs of a run's members on its own data: those that it has kept, else computed once and kept from then on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ensemblekit.core.errors import EnsemblekitError, RunError, UsageError, choices
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.registry import Registry
+from ensemblekit.data.fingerprint import check_same_data
+from ensemblekit.data.in_memory import InMemoryData
+from ensemblekit.data.loading import Data, load_data
+from ensemblekit.data.python_data import split_parts
+from ensemblekit.data.scaling import TargetScaling
+from ensemblekit.inference.combining import Combiner
+from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.loading import load_ensemble
+from ensemblekit.inference.outputs import check_finite
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.json_files import as_written
+from ensemblekit.runs.outputs import KeptOutputs, is_too_large
+from ensemblekit.runs.run import read_spec
+from ensemblekit.spec.sections import Spec
+
+SPLITS = ("test", "validation")
+
+
+class RunLoader:
+    """Loads the ensemble of a run, the outputs of its members, and how they are combined.
+
+    Files have them as the members learnt them, so that no digit is lost; here they are in the original units.
+    """
+
+    def __init__(self, directory: RunDirectory, registry: Registry) -> None:
+        self.directory, self.registry = directory, registry
+        self._computed: dict[str, KeptOutputs] | None = None
+        """Outputs that could not be kept in the run directory."""
+
+    def ensemble(self) -> Ensemble:
+        """Load the trained ensemble."""
+        return load_ensemble(self.directory.path, self.registry)
+
+    def outputs(self, split: str, data: Any = None) -> KeptOutputs:
+        """Return the outputs on a split, as `Ensemble.member_outputs` gives them; see `Run.outputs`."""
+        if split not in SPLITS:
+            raise UsageError(f'no outputs are kept for "{split}"', "split", choices(split, SPLITS))
+        self._check_finished()
+        kept = self._computed or self.directory.read_outputs() or self._compute(data)
+        if split not in kept:
+            fix = "train with data.validation_fraction of more than 0"
+            raise UsageError(f"the run has no {split} data", str(self.directory.path), fix)
+        return self._restored(kept[split])
+
+    def combiner(self) -> Combiner:
+        """Return how the members' outputs are combined; no network is built."""
+        self._check_finished()
+        spec = read_spec(self.directory, self.registry)
+        objective = Objective(spec.methods, spec.loss)
+        metadata, fitted = self.directory.read_metadata(), None
+        if objective.hooks.fits_combiner:
+            fitted = self.directory.read_model()[0].get("combiner")
+        with as_written(self.directory.path / "model.json"):
+            return Combiner(objective, len(metadata["members"]), fitted, self._scaling())
+
+    def _check_finished(self) -> None:
+        path = self.directory.path
+        if not self.directory.is_finished:
+            raise RunError("the run has not finished", str(path), f"ensemblekit resume {path}")
+
+    def _scaling(self) -> TargetScaling | None:
+        metadata = self.directory.read_metadata()
+        with as_written(self.directory.path / "model.json"):
+            saved = metadata.get("target_scaling")
+            return TargetScaling.from_json(saved) if saved else None
+
+    def _restored(self, kept: KeptOutputs) -> KeptOutputs:
+        """Convert outputs and real targets to the original units."""
+        scaling = self._scaling() if kept.targets.is_floating_point() else None
+        if scaling is None:
+            return kept
+        return KeptOutputs(scaling.restore(kept.outputs), scaling.restore(kept.targets), kept.index)
+
+    def _compute(self, data: Any) -> dict[str, KeptOutputs]:
+        """Compute the outputs of a run that has kept none, and keep them if it may and if nobody uses the directory."""
+        ensemble = self.ensemble()
+        loaded = _load_data(ensemble.spec, data)
+        check_same_data(self.directory.environment.get("data"), loaded.fingerprint, ensemble.spec.data.name)
+        kept = compute_outputs(ensemble, loaded)
+        if ensemble.spec.training.keep_outputs and not is_too_large(kept):
+            with suppress(EnsemblekitError), self.directory.lock():
+                self.directory.add_outputs(kept)
+                return kept
+        self._computed = kept
+        return kept
+
+
+def compute_outputs(ensemble: Ensemble, data: Data) -> dict[str, KeptOutputs]:
+    """Compute the outputs of an ensemble's members on test and validation data, as they learnt them.
+
+    Raises:
+        NumericError: an output is not finite.
+    """
+    kept = {}
+    splits = {"test": data.test} | ({} if data.validation is None else {"validation": data.validation})
+    for name, split in splits.items():
+        batches = split.to(ensemble.device).batches(ensemble.spec.training.batch_size)
+        with torch.no_grad():
+            outputs = torch.cat([ensemble.learned_outputs(batch.inputs).cpu() for batch in batches], dim=1).float()
+        check_finite(outputs, lambda index, name=name: f"sample {index} of the {name} data")  # type: ignore[misc]
+        index = torch.arange(len(split)) if split.indices is None else split.indices
+        kept[name] = KeptOutputs(outputs, split.targets, index)
+    return kept
+
+
+def _load_data(spec: Spec, data: Any) -> Data:
+    """Load the data of a run, which is passed again if it was passed in Python."""
+    dataset = spec.data if data is None else InMemoryData.in_place_of(spec.data).of(*split_parts(data))
+    return load_data(dataset, spec.seed)
