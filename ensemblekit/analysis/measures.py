@@ -51,7 +51,7 @@ def measures(run: Run, split: str = "test") -> dict[str, float]:
     Raises:
         RunError: the run has not finished, or its files are damaged.
     """
-    return run.combiner.metrics(run.outputs(split)) | recorded_measures(run)
+    return run.combiner().metrics(run.outputs(split)) | recorded_measures(run)
 
 
 def recorded_measures(run: Run) -> dict[str, float]:
@@ -69,7 +69,7 @@ def recorded_measures(run: Run) -> dict[str, float]:
 
 def sample_measures(run: Run, split: str = "test") -> Quantities:
     """Return quantities of each sample of a run's data: `sample_quantities` of its kept outputs."""
-    return sample_quantities(run.outputs(split), run.combiner)
+    return sample_quantities(run.outputs(split), run.combiner())
 
 
 @torch.no_grad()
