@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.comparison import Comparison
     from ensemblekit.api import (
         build_model,
+        compare,
         datasets,
         decompose,
         draw_sample_weights,
@@ -49,6 +51,7 @@ __all__ = [
     "MSE",
     "Augmentations",
     "Batch",
+    "Comparison",
     "Data",
     "DataError",
     "DataInfo",
@@ -76,6 +79,7 @@ __all__ = [
     "atomic_write",
     "build_model",
     "cache_directory",
+    "compare",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -103,9 +107,10 @@ __all__ = [
 
 _HOMES = {
     "api": (
-        "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run resume train"
+        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods "
+        "models objective open_run resume train"
     ),
+    "analysis.comparison": "Comparison",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",

@@ -87,9 +87,7 @@ def resampled(statistics: Sequence[SampleStatistic], resamples: int = RESAMPLES,
     matrices = [statistic.matrix.float() for statistic in statistics]
     rows = []
     for shares in resampled_shares(len(matrices[0]), resamples, seed):
-        values = (
-            statistic.of_means(shares @ matrix) for statistic, matrix in zip(statistics, matrices, strict=True)
-        )
+        values = (statistic.of_means(shares @ matrix) for statistic, matrix in zip(statistics, matrices, strict=True))
         rows.append(torch.stack([value.double() for value in values], dim=1))
     return torch.cat(rows)
 
@@ -105,12 +103,10 @@ def centred_interval(estimate: float, values: Tensor, level: float = LEVEL) -> I
     return Interval(estimate + float(ends[0]), estimate + float(ends[1]))
 
 
-def difference_interval(first: tuple[float, Tensor], second: tuple[float, Tensor], level: float = LEVEL) -> Interval:
-    """Return the interval of first - second, each the estimate and its resampled values (R,)."""
-    (a, values_a), (b, values_b) = first, second
-    difference, tolerance = a - b, ROUNDING * (abs(a) + abs(b))
-    interval = centred_interval(difference, values_a - values_b, level)
-    if max(abs(interval.low), abs(interval.high)) <= tolerance:
+def difference_interval(first: float, second: float, values: Tensor, level: float = LEVEL) -> Interval:
+    """Return the interval of first - second from resampled values (R,) of the difference."""
+    interval = centred_interval(first - second, values, level)
+    if max(abs(interval.low), abs(interval.high)) <= ROUNDING * (abs(first) + abs(second)):
         return Interval(0.0, 0.0)
     return interval
 
@@ -119,30 +115,3 @@ def mean_interval(values: Tensor, resamples: int = RESAMPLES, seed: int = 0) -> 
     """Return the interval of the mean of the samples' values (N,)."""
     statistic = SampleStatistic(values)
     return centred_interval(statistic.value(), resampled([statistic], resamples, seed)[:, 0])
-
-
-def seed_deviations(values: Sequence[Sequence[float]], resamples: int = RESAMPLES, seed: int = 0) -> Tensor | None:
-    """Sample deviations (R, G) of the means of groups of runs that differ by their seed; None if no group has two.
-
-    Student's t distribution with the degrees of freedom of all groups together: resampling two or three seeds would
-    understate how much they vary. A group whose runs vary more than the others' keeps its own standard deviation.
-
-    Args:
-        values: for each of G groups a value for each of its runs.
-        resamples: the number of samples, R.
-        seed: determines these.
-    """
-    groups = [torch.tensor(group, dtype=torch.float64) for group in values]
-    freedom = sum(len(group) - 1 for group in groups)
-    if freedom == 0:
-        return None
-    pooled = sum(float((group - group.mean()).square().sum()) for group in groups) / freedom
-    own = [float(group.var()) if len(group) > 1 else 0.0 for group in groups]
-    errors = torch.tensor(
-        [(max(pooled, variance) / len(group)) ** 0.5 for variance, group in zip(own, groups, strict=True)],
-        dtype=torch.float64,
-    )
-    random = generator(seed, "seeds of a bootstrap")
-    normal = torch.randn(resamples, len(groups), generator=random, dtype=torch.float64)
-    chi_squared = torch.randn(resamples, freedom, generator=random, dtype=torch.float64).square().sum(dim=1)
-    return normal * errors / (chi_squared / freedom).sqrt().unsqueeze(1)

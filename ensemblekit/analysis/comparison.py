@@ -16,10 +16,10 @@ from ensemblekit.analysis.bootstrap import (
     SampleStatistic,
     difference_interval,
     resampled,
-    seed_deviations,
 )
 from ensemblekit.analysis.groups import FlatSpec, check_keys, differing_keys, group_runs, label_of, short_names
 from ensemblekit.analysis.measures import MEASURES
+from ensemblekit.analysis.seed_noise import PooledVariance, difference_deviations
 
 if TYPE_CHECKING:
     from ensemblekit.analysis.advice import Advice
@@ -188,7 +188,10 @@ def compare_facts(
     differing = differing_keys(specs)
     keys = list(dict.fromkeys(by)) or differing
     names, short = list(MEASURES), short_names(keys)
-    members = [(values, [runs[index] for index in indices]) for values, indices in group_runs(specs, keys)]
+    members = [
+        (values, sorted((runs[index] for index in indices), key=lambda run: run.seed))
+        for values, indices in group_runs(specs, keys)
+    ]
     cells = _all_cells([group for _, group in members], names, resamples, seed)
     groups = tuple(
         Group(label_of(values, short), values, tuple(group), own)
@@ -236,29 +239,36 @@ def _cells(
 ) -> list[Cell | None]:
     """Compare a measure between groups; `draws` (R, G) are its values on resampled test sets, if it has any."""
     values = [[run.values[name] for run in group] for group in groups]
-    deviations = seed_deviations(values, resamples, seed)
-    is_exact = name == "parameters"
-    if deviations is not None and not is_exact:
-        draws = deviations if draws is None else draws + deviations
     means = [sum(group) / len(group) for group in values]
-    higher = MEASURES[name].higher_is_better
+    higher, is_exact = MEASURES[name].higher_is_better, name == "parameters"
     best = 0 if higher is None else means.index(max(means) if higher else min(means))
+    same_seeds = _have_same_seeds(groups)
+    pooled = PooledVariance.of(values, same_seeds)
     intervals: list[Interval | None] = [None] * len(groups)
-    if draws is not None:
-        for index in set(range(len(groups))) - {best}:
-            pairs = [(means[position], draws[:, position]) for position in (index, best)]
-            intervals[index] = difference_interval(*pairs)
-    marks = _exact_marks(means, best) if is_exact else _marks(intervals, best, draws is not None and higher is not None)
+    for index in set() if is_exact else set(range(len(groups))) - {best}:
+        noise = difference_deviations(values[index], values[best], pooled, same_seeds, resamples, seed)
+        if draws is not None:
+            sampled = draws[:, index] - draws[:, best]
+            noise = sampled if noise is None else sampled + noise
+        intervals[index] = None if noise is None else difference_interval(means[index], means[best], noise)
+    marks = _exact_marks(means, best) if is_exact else _marks(intervals, best, higher is not None)
     return [
         Cell(tuple(group), mean - means[best], interval, mark, higher is not None and mean == means[best])
         for group, mean, interval, mark in zip(values, means, intervals, marks, strict=True)
     ]
 
 
-def _marks(intervals: Sequence[Interval | None], best: int, is_known: bool) -> list[Mark | None]:
-    if len(intervals) == 1 or not is_known:
+def _have_same_seeds(groups: Sequence[Sequence[RunFacts]]) -> bool:
+    """Whether every group has one run for each of the same seeds."""
+    seeds = [[run.seed for run in group] for group in groups]
+    return len(set(seeds[0])) == len(seeds[0]) and all(own == seeds[0] for own in seeds)
+
+
+def _marks(intervals: Sequence[Interval | None], best: int, is_ranked: bool) -> list[Mark | None]:
+    others = [interval for index, interval in enumerate(intervals) if index != best]
+    if not is_ranked or not others or None in others:
         return [None] * len(intervals)
-    within: list[bool] = [interval is not None and interval.contains_zero for interval in intervals]
+    within = [interval is not None and interval.contains_zero for interval in intervals]
     marks: list[Mark | None] = ["within noise" if noise else None for noise in within]
     marks[best] = "within noise" if any(within) else "best"
     return marks

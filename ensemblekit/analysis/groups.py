@@ -82,11 +82,13 @@ def group_runs(specs: Sequence[FlatSpec], keys: Sequence[str]) -> list[tuple[dic
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """Sort numbers by size, then texts, then what is absent."""
+    """Sort numbers by size, then lists of numbers and texts, then what is absent."""
     if value is ABSENT:
         return 2, 0.0, ""
     if isinstance(value, int | float):
         return 0, float(value), ""
+    if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+        return 1, float(sum(value)), str(value)
     return 1, 0.0, str(value)
 
 

@@ -45,8 +45,8 @@ def measures(run: Run, split: str = "test") -> dict[str, float]:
 
     Returns:
         All metrics of the kept outputs by names without the prefix of a split (accuracy, nll, ece, mean_member_accuracy
-        …), train_loss and train_diversity of the last epoch, parameters, training_seconds and milliseconds_per_1000
-        predictions; those that the run has not recorded are left out.
+        …), train_loss and train_diversity of the epoch whose weights are kept, parameters, training_seconds and
+        milliseconds_per_1000 predictions; those that the run has not recorded are left out.
 
     Raises:
         RunError: the run has not finished, or its files are damaged.
@@ -57,11 +57,13 @@ def measures(run: Run, split: str = "test") -> dict[str, float]:
 def recorded_measures(run: Run) -> dict[str, float]:
     """Return the measures that do not come from kept outputs: training loss, parameters, times."""
     found: dict[str, float | None] = {}
+    is_best_kept = run.spec.training.keep == "best" and run.best_epoch is not None
+    kept = [row for row in run.history if not is_best_kept or row.get("epoch") == run.best_epoch]
     for name in ("train_loss", "train_diversity"):
-        found[name] = next((row[name] for row in reversed(run.history) if row.get(name) is not None), None)
+        found[name] = kept[-1].get(name) if kept else None
     # the parameters of a network count once, whatever the number of its stochastic passes
-    own = [member.get("parameters") for member in run.members if not member.get("pass")]
-    found["parameters"] = sum(own) if own and None not in own else None
+    own = [member["parameters"] for member in run.members if not member.get("pass") and "parameters" in member]
+    found["parameters"] = sum(own) if own else None
     found["training_seconds"] = run.seconds.get("training")
     found["milliseconds_per_1000"] = run.milliseconds_per_1000
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from torch import Tensor
 from ensemblekit.analysis.comparison import RunFacts
 from ensemblekit.analysis.groups import flatten
 from ensemblekit.analysis.measures import recorded_measures, sample_quantities, statistics_of
-from ensemblekit.analysis.sweeps import is_sweep, open_sweep
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -26,6 +24,7 @@ OpenRun = Callable[[Path], "Run"]
 """Opens a run with the plugins that a user has allowed."""
 Progress = Callable[[int, int], None]
 """Told how many of how many runs were read."""
+SWEEP_FILE = "sweep.toml"
 FIX = "give runs of one data set whose test data does not depend on the seed, or compare them one by one"
 
 
@@ -35,28 +34,29 @@ class TestData:
 
     path: Path
     dataset: str
-    num_samples: int
-    targets: str
-    index: str
-    inputs: str | None
-    """The sha256 of the inputs; None if the run has recorded none."""
+    targets: Tensor
+    index: Tensor
+    inputs: tuple[str, str] | None
+    """Shape and sha256 of the inputs; None if the run has recorded none."""
 
     @classmethod
     def of(cls, run: Run, kept: KeptOutputs) -> TestData:
         """Describe the test data of a run."""
-        inputs = _recorded_inputs(run.environment)
-        return cls(run.path, run.spec.data.name, len(kept), _sha256(kept.targets), _sha256(kept.index), inputs)
+        return cls(run.path, run.spec.data.name, kept.targets, kept.index, _recorded_inputs(run.environment))
 
     def difference(self, other: TestData) -> str:
         """Say how two sets of test data differ; empty if they do not."""
-        if self.num_samples != other.num_samples:
-            return f"{self.num_samples} test samples of {self.dataset}, not {other.num_samples} of {other.dataset}"
-        if self.targets != other.targets:
-            return "the targets of its test samples differ" + _named(self.dataset, other.dataset)
-        if self.inputs is not None and other.inputs is not None and self.inputs != other.inputs:
-            return "the inputs of its test samples differ" + _named(self.dataset, other.dataset)
-        if self.index != other.index:
-            return "it was tested on other samples of the data set"
+        count, other_count = len(self.targets), len(other.targets)
+        named = f" ({self.dataset} and {other.dataset})" if self.dataset != other.dataset else ""
+        if count != other_count:
+            return f"{count} test samples, not {other_count}{named}"
+        if not _equal(self.targets, other.targets):
+            return f"the targets of the test samples differ{named}"
+        same_shape = self.inputs and other.inputs and self.inputs[0] == other.inputs[0]
+        if same_shape and self.inputs != other.inputs:  # of another shape they may be the same images, resized
+            return f"the inputs of the test samples differ{named}"
+        if not torch.equal(self.index, other.index):
+            return f"other samples of the data set{named}"
         return ""
 
 
@@ -69,7 +69,9 @@ class RunsRead:
     """The runs that were left out, each with the reason."""
 
 
-def read_runs(paths: Iterable[str | Path], open_run: OpenRun, progress: Progress = lambda done, total: None) -> RunsRead:
+def read_runs(
+    paths: Iterable[str | Path], open_run: OpenRun, progress: Progress = lambda done, total: None
+) -> RunsRead:
     """Read what a comparison needs of runs, and of the runs of sweeps.
 
     Args:
@@ -107,12 +109,14 @@ def read_runs(paths: Iterable[str | Path], open_run: OpenRun, progress: Progress
 
 def _expanded(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
     """Yield the runs; those of a sweep that have not finished are only noted."""
+    from ensemblekit.analysis.sweeps import open_sweep
+
     for path in paths:
-        if not is_sweep(path) and not os.path.lexists(path / "run.json"):
+        if not any(os.path.lexists(path / name) for name in (SWEEP_FILE, "run.json")):
             what = "not a run or a sweep directory" if path.exists() else "no such directory"
             raise RunError(what, str(path), "give directories that `ensemblekit train` or `ensemblekit sweep` wrote")
     for path in paths:
-        if not is_sweep(path):
+        if not os.path.lexists(path / SWEEP_FILE):
             yield path
             continue
         sweep = open_sweep(path)
@@ -133,19 +137,22 @@ def _read(run: Run) -> tuple[RunFacts, TestData]:
     return RunFacts(run.path, run.spec.seed, flatten(run.spec.to_dict()), values, statistics), TestData.of(run, kept)
 
 
-def _recorded_inputs(environment: dict[str, Any]) -> str | None:
+def _recorded_inputs(environment: dict[str, Any]) -> tuple[str, str] | None:
     data = environment.get("data")
     test = data.get("test") if isinstance(data, dict) else None
-    sha256 = test.get("inputs_sha256") if isinstance(test, dict) else None
-    return sha256 if isinstance(sha256, str) else None
+    if not isinstance(test, dict) or not test.get("inputs_sha256"):
+        return None
+    return str(test.get("shape")), str(test["inputs_sha256"])
 
 
-def _sha256(tensor: Tensor) -> str:
-    return hashlib.sha256(f"{tuple(tensor.shape)}".encode() + tensor.to(torch.float64).numpy().tobytes()).hexdigest()
-
-
-def _named(first: str, second: str) -> str:
-    return f" ({first} and {second})" if first != second else ""
+def _equal(targets: Tensor, others: Tensor) -> bool:
+    """Whether targets are equal; real ones up to the rounding of standardising them by other training data."""
+    if targets.shape != others.shape or targets.is_floating_point() != others.is_floating_point():
+        return False
+    if not targets.is_floating_point():
+        return torch.equal(targets, others)
+    scale = float(targets.double().std()) if targets.numel() > 1 else 1.0
+    return torch.allclose(targets.double(), others.double(), rtol=1e-5, atol=1e-5 * scale)
 
 
 def _listed(paths: Iterable[str | Path]) -> str:
