@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.comparison import Comparison
     from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
         build_model,
+        compare,
         datasets,
         decompose,
         draw_sample_weights,
@@ -51,6 +53,7 @@ __all__ = [
     "MSE",
     "Augmentations",
     "Batch",
+    "Comparison",
     "Data",
     "DataError",
     "DataInfo",
@@ -79,6 +82,7 @@ __all__ = [
     "atomic_write",
     "build_model",
     "cache_directory",
+    "compare",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -108,9 +112,10 @@ __all__ = [
 
 _HOMES = {
     "api": (
-        "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
+        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
         "objective open_run resume sweep train"
     ),
+    "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",

@@ -8,7 +8,7 @@ them define an objective on the members' outputs; a `Trainer` trains the members
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.analysis import comparing
+from ensemblekit.analysis.comparison import Comparison
 from ensemblekit.analysis.search import SearchSettings, run_request
 from ensemblekit.analysis.search_space import read_space
 from ensemblekit.analysis.sweep_events import SweepListener
@@ -291,6 +293,38 @@ def sweep(
         return run_request(request, registry, RunTraining(registry), listener, jobs, files, retry_failed, settings)
     finally:
         listener.close()
+
+
+def compare(
+    paths: str | Path | Iterable[str | Path],
+    by: str | Sequence[str] = (),
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
+    """Compare runs, and the runs of sweeps, on the test data that they share, from their kept outputs.
+
+    Args:
+        paths: run directories and sweep directories. Runs that are damaged or have not finished are left out, as
+            `notes` then says.
+        by: the keys of specs that tell groups of runs apart, such as "method.lambda"; others are averaged over.
+            Default: every key that differs, except the seed and where a run was computed.
+        plugins: plugin classes that the runs use, or local Python files with such classes.
+        model: the same model as for `train`, if the runs were started with a model from Python.
+        progress: called with the number of runs that were read and the number of all.
+
+    Returns:
+        The comparison: `table()` has a row for each group, with intervals of its differences from the best; `plot`
+        draws the figure; `advice` says what the numbers mean.
+
+    Raises:
+        RunError: a path is neither a run nor a sweep, or no run is left.
+        UsageError: runs were tested on different data, or no run has one of the keys.
+    """
+    registry = _registry(plugins, model)
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    keys = [by] if isinstance(by, str) else list(by)
+    return comparing.compare(listed, lambda path: _read(RunDirectory.open(path), registry), keys, progress)
 
 
 def objective(

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, cache, plugins, runs, specs, sweep
+from ensemblekit.cli import bench, cache, compare, plugins, runs, specs, sweep
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.core.streams import (
@@ -183,5 +183,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, sweep, plugins, specs, cache, bench):
+for module in (runs, sweep, compare, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)
