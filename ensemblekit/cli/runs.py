@@ -23,6 +23,7 @@ from ensemblekit.cli.options import (
     spec_argument,
 )
 from ensemblekit.core.errors import DataError, UsageError
+from ensemblekit.core.streams import report
 from ensemblekit.training.interruption import stop_requests
 
 if TYPE_CHECKING:
@@ -116,10 +117,10 @@ def resume(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Continue an interrupted run from its last checkpoint, or train a finished one further.
+    """Continue an interrupted run from its last checkpoint.
 
     The result is bit-identical to that of an uninterrupted run, unless the engine, the device or the machine changes;
-    a note says so then.
+    a note says so then. With --epochs a finished run is trained further.
     """
     with stop_requests() as stop:
         stop.outcome = ("nothing was changed", str(run_path), "run the command again")
@@ -278,7 +279,7 @@ def _failed(failures: Sequence[DataError], num_files: int) -> DataError:
     if len(failures) == 1:
         return failures[0]
     for failure in failures:
-        click.echo(f"  {failure.line}", err=True)
+        report(f"  {failure.line}")
     return DataError(f"{len(failures)} of {num_files} files could not be predicted", "", "each is listed above")
 
 

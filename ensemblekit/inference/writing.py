@@ -8,22 +8,32 @@ import io
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
-from typing import Any, BinaryIO, Literal, Protocol, TextIO
+from typing import Any, BinaryIO, Literal, Protocol
 
 from ensemblekit.core.errors import ResourceError, UsageError
 from ensemblekit.core.files import atomic_write
+from ensemblekit.core.streams import DocumentOutput, escape_json
 
 FileFormat = Literal["csv", "json", "parquet"]
 _BY_EXTENSION: dict[str, FileFormat] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
 # A quota or a limit on a file's size stops writing just as a full disk does.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Record = Mapping[str, Any]
+
+
+class TextStream(Protocol):
+    """What text is written to: a file, or standard output."""
+
+    def write(self, text: str, /) -> int:
+        """Write text."""
+
+    def flush(self) -> None:
+        """Write what is still buffered."""
 
 
 class Writer(Protocol):
@@ -39,7 +49,7 @@ class Writer(Protocol):
 class CsvWriter:
     """A table with a header."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextStream) -> None:
         self.stream = stream
         self.writer: csv.DictWriter[str] | None = None
 
@@ -57,14 +67,14 @@ class CsvWriter:
 class JsonWriter:
     """A list of objects."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextStream) -> None:
         self.stream = stream
         self.separator = "[\n"
 
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
-            self.stream.write(self.separator + indent(text, "  "))
+            self.stream.write(self.separator + indent(escape_json(text), "  "))
             self.separator = ",\n"
 
     def close(self) -> None:
@@ -111,11 +121,11 @@ def choose_format(chosen: FileFormat | None, output: Path | None) -> FileFormat:
 
 def writer_to(path: Path | None, file_format: FileFormat) -> AbstractContextManager[Writer]:
     """Return a writer to a file, or to standard output if no file is named."""
-    return text_writer(sys.stdout, file_format) if path is None else file_writer(path, file_format)
+    return text_writer(DocumentOutput(), file_format) if path is None else file_writer(path, file_format)
 
 
 @contextmanager
-def text_writer(stream: TextIO, file_format: FileFormat) -> Iterator[Writer]:
+def text_writer(stream: TextStream, file_format: FileFormat) -> Iterator[Writer]:
     """Yield a writer to an open text stream."""
     writer: Writer = JsonWriter(stream) if file_format == "json" else CsvWriter(stream)
     yield writer

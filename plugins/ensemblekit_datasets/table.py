@@ -33,7 +33,7 @@ class Table(Dataset):
     source = "your files"
 
     path: Path = Field(description="CSV file with a header, or NPZ file, of the training rows")
-    target: Name | tuple[Name, ...] = Field(
+    target: Name | Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
         description="column to predict; a list of columns for regression of several values"
     )
     task: Literal["auto", "classification", "regression"] = Field(

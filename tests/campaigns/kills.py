@@ -43,10 +43,11 @@ method = {method}
 data = {{ name = "digits", limit_train = 300, limit_test = 60, augment = ["crop"], padding = 1 }}
 model = {{ name = "mlp", hidden = [24], dropout = 0.2 }}
 ensemble.members = 3
-training = {{ epochs = 6, batch_size = 16, keep = "{keep}" }}
+training = {{ epochs = 6, batch_size = 16, keep = "{keep}", checkpoint_every_minutes = 0.001 }}
 engine = {{ name = "{engine}", device = "cpu" }}
 """
-TIMES = {"seconds", "samples_per_second", "notices", "sha256", "checkpoints", "wall_seconds", "total"}
+TIMES = {"seconds", "samples_per_second", "notices", "sha256", "history"}
+"""Keys that depend on the time, or on the checksum of rows that have times, or say that a run was resumed."""
 MAX_ATTEMPTS = 20
 
 

@@ -333,3 +333,10 @@ def test_a_file_name_that_is_not_utf8_can_be_written(tmp_path):
     file.write_text("length,width\n1.5,0.5\n")
     text = format_predictions(predict_files(classifier(), [file]), "csv")
     assert f"{tmp_path}/?.csv" in text.encode().decode()
+
+
+def test_json_stays_valid_and_printable_whatever_a_file_is_called():
+    name = "caf\udce9\x1b[31m.png"
+    text = format_predictions([prediction.Prediction(name, None, {"class": "a\x07b"})], "json")
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text.encode()) == [{"file": name, "class": "a\x07b"}]

@@ -155,3 +155,8 @@ def test_decimal_commas_are_recognised_and_read_when_declared(tmp_path, target):
 
 def test_underscores_do_not_join_numbers(table):
     assert table({"y": LABELS, "code": ["1_0", "2_0"] * 100}).load(0).info.input_shape == (3,)
+
+
+def test_an_empty_list_of_targets_is_refused_by_the_spec():
+    with pytest.raises(ValidationError, match="target"):
+        Table.from_table({"path": "rows.csv", "target": []})
