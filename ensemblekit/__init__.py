@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         models,
         objective,
         open_run,
+        report,
         resume,
         train,
     )
@@ -96,6 +97,7 @@ __all__ = [
     "models",
     "objective",
     "open_run",
+    "report",
     "resume",
     "sha256_of_file",
     "train",
@@ -104,7 +106,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run resume train"
+        "objective open_run report resume train"
     ),
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",

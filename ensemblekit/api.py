@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.analysis.report import writing
+from ensemblekit.analysis.report.writing import WrittenReport
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
 from ensemblekit.core.errors import NumericError, UsageError
@@ -229,6 +231,45 @@ def evaluate_run(
     registry = _registry(plugins, model)
     ensemble = loading.load_ensemble(Path(path), registry, device)
     return evaluation.evaluate_on(ensemble, _evaluation_data(ensemble, Path(path), data, registry), per_class)
+
+
+def report(
+    path: str | Path,
+    output: str | Path | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    data: Any = None,
+) -> Path:
+    """Write a report of a run or a sweep: one HTML page with figures, their data and the samples worth a look.
+
+    Everything is computed from what the run has recorded and from its kept outputs. The page needs nothing but itself.
+
+    Args:
+        path: the directory of a run, finished or not, or of a sweep.
+        output: the file to write, which appears once it is complete. Default: report.html in the directory.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+        data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: there is no run or sweep, its files are damaged, or the page cannot be written.
+        ResourceError: the disk is full; an older page stays as it was.
+    """
+    return write_report(path, output, plugins, model, data).path
+
+
+def write_report(
+    path: str | Path,
+    output: str | Path | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    data: Any = None,
+) -> WrittenReport:
+    """Write a report, and return what is in it; see `report`."""
+    return writing.write_report(Path(path), None if output is None else Path(output), _registry(plugins, model), data)
 
 
 def objective(

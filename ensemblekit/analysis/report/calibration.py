@@ -15,6 +15,8 @@ from ensemblekit.core.metrics import ECE_BINS
 COVERAGES = 50
 """Points of a drawn risk–coverage curve."""
 MOST_MEMBER_LINES = 32
+LEAST_IN_BIN = 5
+"""Samples in a bin of a member's reliability diagram; fewer are noise that hides the rest."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,14 @@ def reliability_chart(ensemble: Reliability, members: Sequence[Reliability]) -> 
     shown = members[:MOST_MEMBER_LINES] if len(members) > 1 else []
     axes.plot([0, 1], [0, 1], color=drawing.FOREGROUND, linewidth=0.8, linestyle=":", label="perfectly calibrated")
     for index, member in enumerate(shown):
-        points = [(x, y) for x, y in zip(member.confidence, member.accuracy, strict=True) if x is not None]
+        bins = zip(member.confidence, member.accuracy, member.counts, strict=True)
+        points = [(x, y) for x, y, count in bins if count >= LEAST_IN_BIN]
+        if not points:
+            continue
         label = "members" if index == 0 else None
-        axes.plot(*zip(*points, strict=True), color=drawing.MEMBER_COLOUR, linewidth=0.7, label=label, gid=f"member-{index}")
+        axes.plot(
+            *zip(*points, strict=True), color=drawing.MEMBER_COLOUR, linewidth=0.7, label=label, gid=f"member-{index}"
+        )
     centres = [x if x is not None else 0.0 for x in ensemble.confidence]
     drawing.series(axes, centres, ensemble.accuracy, "ensemble", 0, 4)
     axes.set_xlim(0, 1.01)
@@ -208,7 +215,7 @@ def histogram_chart(histogram: Histogram) -> Chart:
         title="Uncertainty of right and wrong predictions",
         caption="A useful uncertainty is low for right and high for wrong predictions: the less the two overlap, the "
         "better errors can be foreseen.",
-        description=f"Histogram of the entropy; the median is about {texts[0]} for right and {texts[1]} for wrong ones.",
+        description=f"Histogram of the entropy; its median is about {texts[0]} for right, {texts[1]} for wrong ones.",
         figure=figure,
         table=DataTable.of(("from", "to", "right", "wrong"), rows),
     )

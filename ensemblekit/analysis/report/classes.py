@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from ensemblekit.analysis.report import drawing
@@ -28,7 +29,7 @@ def confusion_chart(predictions: Predictions) -> Chart:
     bar = figure.colorbar(image, ax=axes, fraction=0.046, ticks=[0, 0.1**0.5, 0.5**0.5, 1])
     bar.ax.set_yticklabels(["0", "10 %", "50 %", "100 %"])
     bar.ax.tick_params(color=drawing.FOREGROUND, labelcolor=drawing.FOREGROUND, labelsize=8.5)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     _name_ticks(axes, predictions.classes)
     if num_classes <= MOST_NAMED:
         _write_counts(axes, counts, shares)
@@ -47,7 +48,7 @@ def confusion_chart(predictions: Predictions) -> Chart:
     )
 
 
-def _name_ticks(axes: drawing.Axes, names: tuple[str, ...]) -> None:
+def _name_ticks(axes: Axes, names: tuple[str, ...]) -> None:
     """Write the names of few classes at the axes; of many, only some indices."""
     if len(names) > MOST_NAMED:
         drawing.limit_ticks(axes, integers=True)
@@ -66,7 +67,7 @@ def plain_text(name: str, most: int = MOST_LETTERS) -> str:
     return visible if len(visible) <= most else f"{visible[: most - 1]}…"
 
 
-def _write_counts(axes: drawing.Axes, counts: Tensor, shares: Tensor) -> None:
+def _write_counts(axes: Axes, counts: Tensor, shares: Tensor) -> None:
     for row, line in enumerate(counts.tolist()):
         for column, count in enumerate(line):
             if count:
@@ -95,18 +96,33 @@ def class_chart(predictions: Predictions) -> Chart:
     report = [row for row in class_report(counts, predictions.classes) if row["recall"] is not None]
     members = predictions.member_correct.double().mean(dim=0)
     rows = [
-        (row["class"], row["count"], row["recall"], _mean_of(members, predictions.targets, row["class"], predictions.classes))
+        (
+            row["class"],
+            row["count"],
+            row["recall"],
+            _mean_of(members, predictions.targets, row["class"], predictions.classes),
+        )
         for row in report
     ]
     ranked = sorted(rows, key=lambda row: row[2])
     drawn = ranked if len(ranked) <= MOST_BARS else ranked[: MOST_BARS // 2] + ranked[-MOST_BARS // 2 :]
-    figure, (axes,) = drawing.new_figure(max(2.4, 0.17 * len(drawn) + 0.9))
+    figure, (axes,) = drawing.new_figure(max(2.4, 0.17 * len(drawn) + 1.0))
     index_of = {row[0]: index for index, row in enumerate(rows)}
     for position, (name, _, recall, mean) in enumerate(drawn):
         (bar,) = axes.barh([position], [recall], color=drawing.SERIES[0], height=0.7)
         bar.set_gid(f"cell-{index_of[name]}-2")
-        axes.plot([mean], [position], "D", color=drawing.SERIES[4], markeredgecolor=drawing.FOREGROUND, markersize=3.5, gid=f"cell-{index_of[name]}-3")
-    axes.plot([], [], "D", color=drawing.SERIES[4], markeredgecolor=drawing.FOREGROUND, markersize=3.5, label="mean member")
+        axes.plot(
+            [mean],
+            [position],
+            "D",
+            color=drawing.SERIES[4],
+            markeredgecolor=drawing.FOREGROUND,
+            markersize=3.5,
+            gid=f"cell-{index_of[name]}-3",
+        )
+    axes.plot(
+        [], [], "D", color=drawing.SERIES[4], markeredgecolor=drawing.FOREGROUND, markersize=3.5, label="mean member"
+    )
     axes.bar([0], [0], color=drawing.SERIES[0], label="ensemble")
     axes.set_yticks(range(len(drawn)), [plain_text(row[0]) for row in drawn])
     drawing.as_plain_text(axes)
@@ -114,13 +130,18 @@ def class_chart(predictions: Predictions) -> Chart:
     axes.set_ylim(-0.6, len(drawn) - 0.4)
     axes.set_xlim(0, 1)
     axes.set_xlabel("accuracy", color=drawing.FOREGROUND)
-    drawing.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.9 / (0.17 * len(drawn) + 0.9) * 0.75), ncols=2)
+    drawing.legend_below(figure)
     worst = ", ".join(f"{name} {percent(recall, 1)}" for name, _, recall, _ in ranked[:3])
-    some = f" Shown are the {MOST_BARS // 2} lowest and the {MOST_BARS // 2} highest of {len(ranked)}." if drawn != ranked else ""
+    some = (
+        f" Shown are the {MOST_BARS // 2} lowest and the {MOST_BARS // 2} highest of {len(ranked)}."
+        if drawn != ranked
+        else ""
+    )
     return Chart(
         name="class-accuracy",
         title="Accuracy of each class",
-        caption=f"Share of the samples of a class that are predicted right (recall), by the ensemble and by the mean member. Lowest: {worst}.{some}",
+        caption="Share of the samples of a class that are predicted right (recall), by the ensemble and by the mean "
+        f"member. Lowest: {worst}.{some}",
         description=f"Bar chart of {len(drawn)} classes. Lowest: {worst}.",
         figure=figure,
         table=DataTable.of(("class", "samples", "ensemble", "mean member"), rows),

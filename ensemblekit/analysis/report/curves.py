@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from ensemblekit.analysis.report import drawing
 from ensemblekit.analysis.report.charts import Chart, DataTable, number
 
@@ -26,9 +28,7 @@ class Curves:
     @property
     def table(self) -> DataTable:
         """A row for each epoch."""
-        return DataTable.of(
-            ("epoch", *self.values), zip(map(str, self.epochs), *self.values.values(), strict=True)
-        )
+        return DataTable.of(("epoch", *self.values), zip(map(str, self.epochs), *self.values.values(), strict=True))
 
     def last(self, label: str) -> float | None:
         """Return the last known value of a curve."""
@@ -116,16 +116,15 @@ def decomposition_chart(history: Sequence[Row]) -> Chart | None:
     for index, (label, values) in enumerate(data.values.items()):
         if label != "bound on |remainder|":
             drawing.series(axes, data.epochs, values, label, index, index + 1)
-    limits = axes.get_ylim()
-    _draw_bound(axes, data)
-    axes.set_ylim(limits)  # the bound may be far larger than everything that it bounds
+    drawn = _draw_bound(axes, data)
     axes.set_xlabel("epoch", color=drawing.FOREGROUND)
     drawing.limit_ticks(axes, integers=True)
     drawing.legend(axes)
     ends = {label: data.last(label) for label in data.values}
     last = ", ".join(f"{label} {number(end)}" for label, end in ends.items() if end is not None)
     bound = ends.get("bound on |remainder|")
-    banded = f" The shaded band is its bound, {number(bound)} at the end." if bound is not None else ""
+    where = "the shaded band" if drawn else "beyond this chart"
+    banded = f" Its bound is {where}, {number(bound)} at the end." if bound is not None else ""
     return Chart(
         name="decomposition",
         title="Decomposition of the loss",
@@ -138,11 +137,13 @@ def decomposition_chart(history: Sequence[Row]) -> Chart | None:
     )
 
 
-def _draw_bound(axes: Any, data: Curves) -> None:
-    """Shade the values that the remainder may have."""
-    bounds = data.values.get("bound on |remainder|")
-    if bounds is None:
-        return
-    known = [(epoch, bound) for epoch, bound in zip(data.epochs, bounds, strict=True) if bound is not None]
-    epochs, values = [epoch for epoch, _ in known], [bound for _, bound in known]
+def _draw_bound(axes: Axes, data: Curves) -> bool:
+    """Shade the values that the remainder may have; False if they would not fit, as for members that are far apart."""
+    bounds = data.values.get("bound on |remainder|", ())
+    known = [(epoch, bound) for epoch, bound in zip(data.epochs, bounds, strict=bool(bounds)) if bound is not None]
+    top = axes.get_ylim()[1]
+    if not known or known[-1][1] > top:
+        return False
+    epochs, values = [epoch for epoch, _ in known], [min(bound, top) for _, bound in known]
     axes.fill_between(epochs, [-value for value in values], values, color=drawing.SERIES[2], alpha=0.12, linewidth=0)
+    return True

@@ -25,9 +25,14 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)
 MEMBER_COLOUR = "#8a8a8b"
 WIDTH = 5.0
 """Inches, at 72 units of SVG each: text of 9 units stays readable on a phone."""
-_VARIABLES = {FOREGROUND: "currentColor", GRID: "var(--grid)", MEMBER_COLOUR: "var(--member)", "#000000": "currentColor"}
+_VARIABLES = {
+    FOREGROUND: "currentColor",
+    GRID: "var(--grid)",
+    MEMBER_COLOUR: "var(--member)",
+    "#000000": "currentColor",
+}
 _VARIABLES |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ensemblekit",
     "font.family": "sans-serif",
@@ -112,6 +117,21 @@ def legend(axes: Axes, **options: Any) -> None:
             axes.legend(frameon=False, labelcolor=FOREGROUND, **options)
 
 
+def legend_below(figure: Figure, columns: int = 2) -> None:
+    """Add a legend below everything, where it hides nothing."""
+    with matplotlib.rc_context(_STYLE):
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower left",
+            ncols=columns,
+            frameon=False,
+            labelcolor=FOREGROUND,
+            handlelength=2.6,
+        )
+
+
 def limit_ticks(axes: Axes, integers: bool = False, x: bool = True) -> None:
     """Use few ticks, and only whole numbers if these are counted."""
     from matplotlib.ticker import MaxNLocator
@@ -152,7 +172,9 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
 
 def _with_prefix(svg: str, name: str) -> str:
     """Make ids unique on the page, and remove those of the layout, which nothing refers to."""
-    svg = re.sub(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|\w*Collection)_\d+"', "", svg)
+    svg = re.sub(
+        r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend|\w*Collection)_\d+"', "", svg
+    )
     svg = re.sub(r'(\sid="|url\(#|href="#)', rf"\1{name}-", svg)
     return re.sub(r"\n\s*", "\n", svg)
 
@@ -169,4 +191,4 @@ def _themed(svg: str) -> str:
     """Replace colours by variables of the page's style sheet, and fonts by the page's font."""
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda found: _VARIABLES.get(found[0], found[0]), svg)
     svg = re.sub(r"font: (?:[\w.]+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    return svg.replace(" xmlns:xlink=\"http://www.w3.org/1999/xlink\"", "")
+    return svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")

@@ -35,7 +35,9 @@ def show_inputs(
         return with_inputs(groups, lambda positions: _shown(source, run.spec.data, preparation, positions)), ""
     except Exception as error:  # data sets are plugins, whose files may be gone or changed: the report does without
         reason = error.problem if isinstance(error, EnsemblekitError) else f"{type(error).__name__}: {error}"
-        return list(groups), f"The samples are shown without their inputs, because the test data cannot be loaded: {reason}."
+        return list(
+            groups
+        ), f"The samples are shown without their inputs, because the test data cannot be loaded: {reason}."
 
 
 def _source(run: Run) -> Any:
@@ -73,7 +75,7 @@ def data_uri(image: Tensor, most: int = MOST_PIXELS) -> str:
     image = image[:1] if image.shape[0] in (1, 2) else image[:3]
     if image.dtype != torch.uint8:
         low, high = float(image.min()), float(image.max())
-        low, high = (0.0, 1.0) if 0 <= low and 0.2 < high <= 1 else (low, max(high, low + 1e-12))
+        low, high = (0.0, 1.0) if low >= 0 and 0.2 < high <= 1 else (low, max(high, low + 1e-12))
         image = ((image - low) / (high - low) * 255).round().to(torch.uint8)
     pixels = image.permute(1, 2, 0).contiguous().numpy()
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

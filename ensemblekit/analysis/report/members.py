@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import torch
@@ -44,7 +45,9 @@ def error_correlation(errors: Tensor) -> Tensor:
     """Return the correlation of the members' errors (M, N) over the samples, (M, M); nan for a constant row."""
     centred = errors.double() - errors.double().mean(dim=1, keepdim=True)
     norms = centred.norm(dim=1)
-    return (centred @ centred.T) / (norms.unsqueeze(0) * norms.unsqueeze(1)).where(norms * norms.unsqueeze(1) > 0, torch.nan)
+    return (centred @ centred.T) / (norms.unsqueeze(0) * norms.unsqueeze(1)).where(
+        norms * norms.unsqueeze(1) > 0, torch.nan
+    )
 
 
 def quality_chart(quality: MemberQuality) -> Chart:
@@ -53,20 +56,27 @@ def quality_chart(quality: MemberQuality) -> Chart:
     is_accuracy = quality.measure == "accuracy"
     text = percent if is_accuracy else number
     figure, (axes,) = drawing.new_figure()
-    lines = [(quality.ensemble, "ensemble", 1, "-"), (mean, "mean member", 2, (0, (5, 2)))]
+    lines: list[tuple[float, str, int, Any]] = [
+        (quality.ensemble, "ensemble", 1, "-"),
+        (mean, "mean member", 2, (0, (5, 2))),
+    ]
     if quality.oracle is not None:
-        lines.append((quality.oracle, "any member right (oracle)", 3, (0, (1, 1.5))))
+        lines.append((quality.oracle, "oracle (any member right)", 3, (0, (1, 1.5))))
     for value, label, style, dashes in lines:
-        axes.axhline(value, color=drawing.SERIES[style], linestyle=dashes, linewidth=1.5, label=f"{label}: {text(value)}")
+        axes.axhline(
+            value, color=drawing.SERIES[style], linestyle=dashes, linewidth=1.5, label=f"{label}: {text(value)}"
+        )
     for index, value in enumerate(members):
         margin = quality.margins[index] if quality.margins else None
-        axes.errorbar([index], [value], [margin] if margin else None, color=drawing.SERIES[0], linewidth=1, capsize=2, zorder=3)
+        axes.errorbar(
+            [index], [value], [margin] if margin else None, color=drawing.SERIES[0], linewidth=1, capsize=2, zorder=3
+        )
         axes.plot([index], [value], "o", color=drawing.SERIES[0], markersize=5, gid=f"cell-{index}-1")
     axes.set_xlabel("member", color=drawing.FOREGROUND)
     axes.set_ylabel(quality.measure, color=drawing.FOREGROUND)
     axes.set_xlim(-0.6, len(members) - 0.4)
     drawing.limit_ticks(axes, integers=True)
-    drawing.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, handlelength=2.6)
+    drawing.legend_below(figure)
     rows = [(f"member {index}", value) for index, value in enumerate(members)]
     rows += [("mean member", mean), ("ensemble", quality.ensemble)]
     rows += [("oracle", quality.oracle)] if quality.oracle is not None else []
@@ -102,7 +112,9 @@ def heat_map_chart(name: str, title: str, caption: str, matrix: Tensor, low: flo
     known = off[~off.isnan()]
     summary = "no pair has a value"
     if len(known):
-        summary = f"between {number(float(known.min()))} and {number(float(known.max()))}, mean {number(float(known.mean()))}"
+        summary = (
+            f"between {number(float(known.min()))} and {number(float(known.max()))}, mean {number(float(known.mean()))}"
+        )
     rows = [(f"member {index}", *row) for index, row in enumerate(matrix.tolist())]
     return Chart(
         name=name,
@@ -127,7 +139,7 @@ def _draw_matrix(
     image = axes.imshow(values, cmap="cividis", vmin=low, vmax=high, interpolation="none", aspect="equal")
     bar = figure.colorbar(image, ax=axes, fraction=0.046)
     bar.ax.tick_params(color=drawing.FOREGROUND, labelcolor=drawing.FOREGROUND, labelsize=8.5)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     drawing.limit_ticks(axes, integers=True)
     drawing.limit_ticks(axes, integers=True, x=False)
     if not annotated:

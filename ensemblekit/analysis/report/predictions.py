@@ -77,7 +77,12 @@ def predict(outputs: Tensor, combined: Tensor, targets: Tensor, loss: Loss, name
         names: of the classes. Default: their indices.
     """
     probabilities = loss.probabilities(combined.double())
-    votes, confidence, mean, aleatoric = [], [], torch.zeros_like(probabilities), torch.zeros(len(targets), dtype=torch.float64)
+    votes, confidence, mean, aleatoric = (
+        [],
+        [],
+        torch.zeros_like(probabilities),
+        torch.zeros(len(targets), dtype=torch.float64),
+    )
     for member in outputs:
         own = loss.probabilities(member.double())
         best = own.max(dim=-1)

@@ -98,7 +98,9 @@ def _residual_chart(values: ValuePredictions, bins: int = 24) -> Chart:
         bar.set_gid(f"cell-{row}-2")
     mean, deviation = float(residuals.mean()), float(residuals.std(correction=0))
     axes.axvline(0, color=drawing.FOREGROUND, linewidth=0.8, linestyle=":")
-    axes.axvline(mean, color=drawing.SERIES[1], linewidth=1.3, linestyle=drawing.DASHES[1], label=f"mean {number(mean)}")
+    axes.axvline(
+        mean, color=drawing.SERIES[1], linewidth=1.3, linestyle=drawing.DASHES[1], label=f"mean {number(mean)}"
+    )
     axes.set_xlabel("residual: predicted − true", color=drawing.FOREGROUND)
     axes.set_ylabel("samples", color=drawing.FOREGROUND)
     drawing.legend(axes)
@@ -144,7 +146,9 @@ def _spread_chart(values: ValuePredictions) -> Chart:
     axes.set_xlabel("standard deviation over the members", color=drawing.FOREGROUND)
     axes.set_ylabel("root mean squared error", color=drawing.FOREGROUND)
     drawing.legend(axes)
-    ranks = torch.stack([values.spread.argsort().argsort().double(), values.residuals.abs().argsort().argsort().double()])
+    ranks = torch.stack(
+        [values.spread.argsort().argsort().double(), values.residuals.abs().argsort().argsort().double()]
+    )
     correlation = float(torch.corrcoef(ranks)[0, 1])
     return Chart(
         name="spread",
@@ -153,5 +157,7 @@ def _spread_chart(values: ValuePredictions) -> Chart:
         f"correlation with the absolute error: {number(correlation)}.",
         description=f"Error in {len(binned.counts)} bins of spread; the rank correlation is {number(correlation)}.",
         figure=figure,
-        table=DataTable.of(("samples", "spread", "error"), zip(binned.counts, binned.spread, binned.error, strict=True)),
+        table=DataTable.of(
+            ("samples", "spread", "error"), zip(binned.counts, binned.spread, binned.error, strict=True)
+        ),
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ensemblekit.analysis.report.charts import number, percent
@@ -106,7 +105,9 @@ def _class_sample(predictions: Predictions, position: int, index: int) -> Sample
     )
     counts = vote_counts(predictions.votes[:, position : position + 1], len(names))[0]
     ranked = counts.sort(descending=True, stable=True)
-    pairs = [(kind, count) for kind, count in zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True) if count]
+    pairs = [
+        (kind, count) for kind, count in zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True) if count
+    ]
     total = len(predictions.votes)
     votes = [Vote(names[kind], count, count / total, kind == true) for kind, count in pairs[:MOST_VOTES]]
     if rest := sum(count for _, count in pairs[MOST_VOTES:]):
@@ -158,5 +159,3 @@ def with_inputs(groups: Sequence[SampleGroup], show: Show) -> list[SampleGroup]:
         replace(group, samples=tuple(replace(sample, **shown[sample.position]) for sample in group.samples))
         for group in groups
     ]
-
-

@@ -99,7 +99,10 @@ def _fitted(sizes: Sequence[int], values: Sequence[Sequence[float]]) -> SizeCurv
     The squared error of a mean of m members, over random subsets, is exactly of this form; other measures are nearly.
     """
     means = [sum(column) / len(column) for column in values]
-    spreads = [(sum((value - mean) ** 2 for value in column) / len(column)) ** 0.5 for column, mean in zip(values, means, strict=True)]
+    spreads = [
+        (sum((value - mean) ** 2 for value in column) / len(column)) ** 0.5
+        for column, mean in zip(values, means, strict=True)
+    ]
     used = [index for index, size in enumerate(sizes) if 4 * size >= sizes[-1]] if len(sizes) > 4 else range(len(sizes))
     x = torch.tensor([1 / sizes[index] for index in used], dtype=torch.float64)
     y = torch.tensor([means[index] for index in used], dtype=torch.float64)
@@ -126,7 +129,9 @@ def _size_chart(name: str, curve: SizeCurve) -> Chart:
     fitted = [curve.sizes[0] + (2 * last - curve.sizes[0]) * step / 60 for step in range(61)]
     fitted = [size for size in fitted if 4 * size >= last or len(curve.sizes) <= 4]
     values = [curve.asymptote + curve.slope / size for size in fitted]
-    axes.plot(fitted, values, color=drawing.SERIES[1], linestyle=drawing.DASHES[1], linewidth=1.2, label="fitted a + b/m")
+    axes.plot(
+        fitted, values, color=drawing.SERIES[1], linestyle=drawing.DASHES[1], linewidth=1.2, label="fitted a + b/m"
+    )
     axes.set_xlabel("members", color=drawing.FOREGROUND)
     axes.set_ylabel(label, color=drawing.FOREGROUND)
     drawing.limit_ticks(axes, integers=True)
@@ -136,7 +141,7 @@ def _size_chart(name: str, curve: SizeCurve) -> Chart:
         name=f"size-{name}",
         title=f"{label.capitalize()} against the number of members",
         caption=f"Mean and standard deviation over orders of the members. {gain}",
-        description=f"From {_value(name, curve.mean[0])} with one member to {_value(name, curve.mean[-1])} with {last}. {gain}",
+        description=f"{_value(name, curve.mean[0])} with one member, {_value(name, curve.mean[-1])} with all. {gain}",
         figure=figure,
         table=DataTable.of(
             ("members", label, "standard deviation", "fitted"),
