@@ -66,5 +66,5 @@ def number(value: float) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Format a share as a percentage."""
-    return f"{100 * share:.{digits}f} %"
+    """Format a share as a percentage, which is never broken into two lines."""
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -14,7 +16,7 @@ from ensemblekit.core.streams import printable
 
 MOST_CLASSES = 100
 """Confusion matrices of more classes are shown by their most frequent confusions only."""
-MOST_NAMED, MOST_BARS, MOST_LETTERS = 12, 40, 14
+MOST_NAMED, MOST_DRAWN, MOST_LETTERS = 12, 40, 14
 
 
 def confusion_chart(predictions: Predictions) -> Chart:
@@ -105,35 +107,28 @@ def class_chart(predictions: Predictions) -> Chart:
         for row in report
     ]
     ranked = sorted(rows, key=lambda row: row[2])
-    drawn = ranked if len(ranked) <= MOST_BARS else ranked[: MOST_BARS // 2] + ranked[-MOST_BARS // 2 :]
+    drawn = ranked if len(ranked) <= MOST_DRAWN else ranked[: MOST_DRAWN // 2] + ranked[-MOST_DRAWN // 2 :]
     figure, (axes,) = drawing.new_figure(max(2.4, 0.17 * len(drawn) + 1.0))
     index_of = {row[0]: index for index, row in enumerate(rows)}
+    looks: list[tuple[str, dict[str, Any]]] = [
+        ("ensemble", {"marker": "o", "color": drawing.SERIES[0], "markersize": 5}),
+        ("mean member", {"marker": "D", "color": drawing.SERIES[1], "markersize": 3.5, "markerfacecolor": "none"}),
+    ]
     for position, (name, _, recall, mean) in enumerate(drawn):
-        (bar,) = axes.barh([position], [recall], color=drawing.SERIES[0], height=0.7)
-        bar.set_gid(f"cell-{index_of[name]}-2")
-        axes.plot(
-            [mean],
-            [position],
-            "D",
-            color=drawing.SERIES[4],
-            markeredgecolor=drawing.FOREGROUND,
-            markersize=3.5,
-            gid=f"cell-{index_of[name]}-3",
-        )
-    axes.plot(
-        [], [], "D", color=drawing.SERIES[4], markeredgecolor=drawing.FOREGROUND, markersize=3.5, label="mean member"
-    )
-    axes.bar([0], [0], color=drawing.SERIES[0], label="ensemble")
+        axes.plot([recall, mean], [position, position], color=drawing.GRID, linewidth=2)
+        for column, (value, (label, look)) in enumerate(zip((recall, mean), looks, strict=True), start=2):
+            gid = f"cell-{index_of[name]}-{column}"
+            axes.plot([value], [position], linestyle="", label=label if position == 0 else None, gid=gid, **look)
     axes.set_yticks(range(len(drawn)), [plain_text(row[0]) for row in drawn])
     drawing.as_plain_text(axes)
     axes.tick_params(axis="y", labelsize=7.5)
     axes.set_ylim(-0.6, len(drawn) - 0.4)
-    axes.set_xlim(0, 1)
+    axes.set_xlim(right=1.01)
     axes.set_xlabel("accuracy", color=drawing.FOREGROUND)
     drawing.legend_below(figure)
-    worst = ", ".join(f"{name} {percent(recall, 1)}" for name, _, recall, _ in ranked[:3])
+    worst = ", ".join(f"{name} ({percent(recall, 1)})" for name, _, recall, _ in ranked[:3])
     some = (
-        f" Shown are the {MOST_BARS // 2} lowest and the {MOST_BARS // 2} highest of {len(ranked)}."
+        f" Shown are the {MOST_DRAWN // 2} lowest and the {MOST_DRAWN // 2} highest of {len(ranked)}."
         if drawn != ranked
         else ""
     )
@@ -142,7 +137,7 @@ def class_chart(predictions: Predictions) -> Chart:
         title="Accuracy of each class",
         caption="Share of the samples of a class that are predicted right (recall), by the ensemble and by the mean "
         f"member. Lowest: {worst}.{some}",
-        description=f"Bar chart of {len(drawn)} classes. Lowest: {worst}.",
+        description=f"Dot chart of {len(drawn)} classes. Lowest: {worst}.",
         figure=figure,
         table=DataTable.of(("class", "samples", "ensemble", "mean member"), rows),
     )

@@ -23,7 +23,7 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)))
 MEMBER_COLOUR = "#8a8a8b"
-WIDTH = 5.0
+WIDTH = 4.5
 """Inches, at 72 units of SVG each: text of 9 units stays readable on a phone."""
 _VARIABLES = {
     FOREGROUND: "currentColor",

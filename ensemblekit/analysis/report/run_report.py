@@ -138,8 +138,8 @@ def _disagreement_chart(matrix: Tensor) -> Chart:
 def _correlation_chart(matrix: Tensor, what: str) -> Chart:
     caption = f"{what}: the lower, the more an ensemble gains."
     off = matrix[~torch.eye(len(matrix), dtype=torch.bool)].nan_to_num(0)
-    low = min(0.0, float(off.min()))
-    return heat_map_chart("error-correlation", "Correlation of errors", caption, matrix, low, 1.0)
+    low, high = min(0.0, float(off.min())), max(float(off.max()), 1e-9)
+    return heat_map_chart("error-correlation", "Correlation of errors", caption, matrix, low, high)
 
 
 def _confidence_charts(predictions: Predictions) -> list[Chart]:
