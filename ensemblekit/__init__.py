@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         models,
         objective,
         open_run,
+        report,
         resume,
         sweep,
         train,
@@ -104,6 +105,7 @@ __all__ = [
     "objective",
     "open_run",
     "open_sweep",
+    "report",
     "resume",
     "sha256_of_file",
     "sweep",
@@ -112,8 +114,8 @@ __all__ = [
 
 _HOMES = {
     "api": (
-        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run resume sweep train"
+        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods "
+        "models objective open_run report resume sweep train"
     ),
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",

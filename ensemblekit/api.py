@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from ensemblekit.analysis import comparing
 from ensemblekit.analysis.comparison import Comparison
+from ensemblekit.analysis.report import writing
+from ensemblekit.analysis.report.writing import WrittenReport
 from ensemblekit.analysis.search import SearchSettings, run_request
 from ensemblekit.analysis.search_space import read_space
 from ensemblekit.analysis.sweep_events import SweepListener
@@ -325,6 +327,45 @@ def compare(
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     keys = [by] if isinstance(by, str) else list(by)
     return comparing.compare(listed, lambda path: _read(RunDirectory.open(path), registry), keys, progress)
+
+
+def report(
+    path: str | Path,
+    output: str | Path | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    data: Any = None,
+) -> Path:
+    """Write a report of a run or a sweep: one HTML page with figures, their data and the samples worth a look.
+
+    Everything is computed from what the run has recorded and from its kept outputs. The page needs nothing but itself.
+
+    Args:
+        path: the directory of a run, finished or not, or of a sweep.
+        output: the file to write, which appears once it is complete. Default: report.html in the directory.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+        data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: there is no run or sweep, its files are damaged, or the page cannot be written.
+        ResourceError: the disk is full; an older page stays as it was.
+    """
+    return write_report(path, output, plugins, model, data).path
+
+
+def write_report(
+    path: str | Path,
+    output: str | Path | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    data: Any = None,
+) -> WrittenReport:
+    """Write a report, and return what is in it; see `report`."""
+    return writing.write_report(Path(path), None if output is None else Path(output), _registry(plugins, model), data)
 
 
 def objective(
