@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.comparison import Comparison
     from ensemblekit.analysis.run_list import ListedRun, list_runs
+    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
         build_model,
+        compare,
         datasets,
         decompose,
         draw_sample_weights,
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
         models,
         objective,
         open_run,
+        report,
         resume,
+        sweep,
         train,
     )
     from ensemblekit.core.decomposition import Decomposition
@@ -53,6 +58,7 @@ __all__ = [
     "Augmentations",
     "Batch",
     "Combiner",
+    "Comparison",
     "Data",
     "DataError",
     "DataInfo",
@@ -77,11 +83,13 @@ __all__ = [
     "Spec",
     "Split",
     "Splits",
+    "Sweep",
     "TargetScaling",
     "UsageError",
     "atomic_write",
     "build_model",
     "cache_directory",
+    "compare",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -103,16 +111,21 @@ __all__ = [
     "models",
     "objective",
     "open_run",
+    "open_sweep",
+    "report",
     "resume",
     "sha256_of_file",
+    "sweep",
     "train",
 ]
 
 _HOMES = {
     "api": (
-        "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run resume train"
+        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods "
+        "models objective open_run report resume sweep train"
     ),
+    "analysis.comparison": "Comparison",
+    "analysis.sweeps": "Sweep open_sweep",
     "analysis.run_list": "ListedRun list_runs",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
