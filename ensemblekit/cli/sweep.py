@@ -234,7 +234,7 @@ def _print_result(result: Sweep, quiet: bool, as_json: bool, plugin_files: Seque
     """Print the closing table; an error with exit code 1 if a run has failed."""
     from ensemblekit.analysis.sweep_runner import continue_command
     from ensemblekit.display.console import Printer
-    from ensemblekit.display.summary import number
+    from ensemblekit.display.numbers import number
     from ensemblekit.display.sweep_table import COLUMNS, best_of, result_rows
 
     printer = Printer()

@@ -19,7 +19,7 @@ from rich.text import Text
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweep_rows import SweepRun
 from ensemblekit.display.console import Printer
-from ensemblekit.display.summary import number, quality_text
+from ensemblekit.display.numbers import number, quality_text
 
 REFRESH_SECONDS = 0.2
 RECENT_RUNS = 8
