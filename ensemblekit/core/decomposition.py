@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ensemblekit.core.html_tables import html_table
 from ensemblekit.core.losses import Loss
 
 
@@ -19,6 +20,14 @@ class Decomposition:
     remainder: Tensor
     remainder_bound: Tensor | None
     """An upper bound of \\|remainder\\|; None if the loss has no bound on its third derivative."""
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        terms = {"ensemble loss": self.ensemble_loss, "= mean member loss": self.mean_member_loss}
+        terms |= {"− diversity": self.diversity, "+ remainder": self.remainder}
+        if self.remainder_bound is not None:
+            terms["bound on |remainder|"] = self.remainder_bound
+        return html_table([(name, "" if term.is_meta else f"{float(term):.6g}") for name, term in terms.items()])
 
 
 def quadratic_diversity(outputs: Tensor, center: Tensor, target: Tensor, loss: Loss) -> Tensor:

@@ -1,4 +1,4 @@
-"""Displays of a run in training: silent, plain lines for a pipe, or a live bar for a terminal.
+"""Displays of a run in training: silent, plain lines for a pipe, a live bar for a terminal; `notebook.py` has another.
 
 A display is a listener of the run's life cycle, by the same hooks as any extension.
 """
@@ -191,6 +191,10 @@ def choose_progress(quiet: bool) -> Progress:
     """Return the display that suits standard output; a silent one if `quiet`."""
     if quiet:
         return Progress()
+    from ensemblekit.display.notebook import NotebookProgress, in_notebook  # which builds on this file
+
+    if in_notebook():
+        return NotebookProgress()
     return RichProgress() if Printer().for_a_person else PlainProgress()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ensemblekit.core.errors import PluginError, RunError, SpecError
+from ensemblekit.core.html_tables import html_table
 from ensemblekit.core.metrics import translate_names
 from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
@@ -108,9 +109,29 @@ class Run:
         assert self.loader is not None
         return self.loader.combiner()
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        return run_html(self)
+
     def __repr__(self) -> str:
         epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
         return f"Run({str(self.path)!r}, {self.status}, {epochs})"
+
+
+def run_html(run: Run) -> str:
+    """Return a small table of a run in HTML: what it is, how far it is, and its result."""
+    spec, measures = run.spec, ("test_accuracy", "test_mse", "test_loss", "test_diversity")
+    rows = [
+        ("status", run.status if run.error is None else f"{run.status}: {run.error}"),
+        ("method", " + ".join(method.name for method in spec.methods)),
+        ("model", ", ".join(dict.fromkeys(model.name for model in spec.member_models))),
+        ("members", spec.ensemble.members),
+        ("data", spec.data.name),
+        ("epochs", len(run.history)),
+        *((name, f"{run.metrics[name]:.6g}") for name in measures if run.metrics.get(name) is not None),
+        *([("time", f"{sum(run.seconds.values()):.1f} s")] if run.seconds else []),
+    ]
+    return html_table(rows, caption=f"run {run.path}")
 
 
 def read_run(directory: RunDirectory, registry: Registry, loader: Loader) -> Run:
