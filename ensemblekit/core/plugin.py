@@ -7,7 +7,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -211,6 +211,9 @@ class Splits:
     preparation: Mapping[str, Any] | None = None
     """What `Dataset.prepare` needs to prepare a new file as these samples were: values that JSON has a form for. It is
     saved with the model, so that predictions do not depend on the training files."""
+    indices: Mapping[str, Tensor] = field(default_factory=dict)
+    """By the name of a split, the indices of its samples in the table or array that their owner knows, int64 (N,), if
+    splits were taken from a common one. Default: 0, 1, 2 …"""
 
 
 @dataclass(frozen=True)

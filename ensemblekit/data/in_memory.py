@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from pydantic import Field, PrivateAttr
+from torch import Tensor
 
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo, Dataset, Splits
@@ -92,8 +93,10 @@ class InMemoryData(ImageDataset):
             fix = "use it from Python with data=…, or name a data set of its own"
             raise DataError(what, where, fix, python_fix=f"pass it with data=…: {FORMS}")
         samples = dict(self._samples)
+        indices: dict[str, Tensor] = {}
         if "test" not in samples:
-            samples |= self._held_out(samples["train"], seed)
+            indices = self._held_out(samples["train"], seed)
+            samples = {split: samples["train"].select(chosen) for split, chosen in indices.items()}
         validation = samples.get("validation")
         return Splits(
             samples["train"].source,
@@ -102,13 +105,14 @@ class InMemoryData(ImageDataset):
             validation=None if validation is None else validation.source,
             classes=samples["train"].classes,
             standardise_targets=self.standardise_targets and self._info.task == "regression",
+            indices=indices,
         )
 
     def in_format(self, version: int) -> Self:
         return self if version > 1 else self.model_copy(update={"standardise_targets": False})
 
-    def _held_out(self, samples: Samples, seed: int) -> dict[str, Samples]:
-        """Split samples into training and test samples."""
+    def _held_out(self, samples: Samples, seed: int) -> dict[str, Tensor]:
+        """Split samples into training and test samples; returns the indices of both."""
         assert self._info is not None
         # checked here, where samples still have the numbers that their owner knows
         label = f'data set "{self.name}"'
@@ -116,4 +120,4 @@ class InMemoryData(ImageDataset):
             check_finite_samples(samples.source[0], label)
         targets = check_targets(samples.targets, self._info, label)
         kept, held_out = hold_out(targets, self.test_fraction, generator(seed, "given", "test"))
-        return {"train": samples.select(kept), "test": samples.select(held_out)}
+        return {"train": kept, "test": held_out}

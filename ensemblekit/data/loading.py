@@ -59,7 +59,8 @@ class Split:
     """Transform of stored images into network inputs; None if inputs are not images."""
     indices: Tensor | None = None
     """Indices of the samples in their data set, int64 (N,), on the CPU, before any were held out or left out: those of
-    validation samples are in the training data they were held out from. None: all samples in their order."""
+    validation samples are in the training data they were held out from, or in a table that all splits were taken from.
+    None: all samples in their order."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -207,9 +208,10 @@ def load_data(dataset: Dataset, seed: int) -> Data:
         raise DataError(what, f'data set "{dataset.name}"', "correct `info` or the inputs")
     values = {name: source.targets for name, source in sources.items()}
     targets, scaling = scale_targets(values, splits.standardise_targets, dataset)
+    indices = _own_indices(splits, sources, dataset)
     parts = {
         name: Split(
-            source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, source.indices
+            source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, indices[name]
         )
         for name, source in sources.items()
     }
@@ -284,6 +286,19 @@ def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Sour
         if count is not None and count < len(source):
             sources[name] = source.select(limit(source.targets, count, generator(seed, "limit", name)))
     return sources
+
+
+def _own_indices(splits: Splits, sources: Mapping[str, Source], dataset: Dataset) -> dict[str, Tensor]:
+    """Return the indices of each split's samples as their owner knows them."""
+    indices = {}
+    for name, source in sources.items():
+        loaded_as = "train" if name == "validation" and splits.validation is None else name
+        own = splits.indices.get(loaded_as)
+        if own is not None and (own.ndim != 1 or len(own) <= int(source.indices.max())):
+            what = f"load() returned indices of shape {tuple(own.shape)} for the {loaded_as} split"
+            raise PluginError(what, f'data set "{dataset.name}"', "return one index for each sample")
+        indices[name] = source.indices if own is None else own[source.indices]
+    return indices
 
 
 def _names_of_signs(sources: Mapping[str, Source]) -> tuple[str, str] | None:

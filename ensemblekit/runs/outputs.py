@@ -29,8 +29,9 @@ class KeptOutputs:
     targets: Tensor
     """Class indices, int64 (N,), or real values (N, C)."""
     index: Tensor
-    """Indices of the samples in their data set, int64 (N,). Validation samples that were held out from the training
-    data are numbered as there, and a test set that was limited keeps the numbers of all its samples."""
+    """Indices of the samples in their data set, int64 (N,): in the table or array that all splits were taken from, if
+    there is one. Else validation samples that were held out from the training data are numbered as there. A test set
+    that was limited keeps the numbers of all its samples."""
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -36,4 +36,5 @@ class Diabetes(Dataset):
             for values in (inputs, targets)
         ]
         train_split, test_split = ((scaled[0][rows], scaled[1][rows]) for rows in (~test, test))
-        return Splits(train=train_split, test=test_split, info=self.info)
+        indices = {"train": torch.from_numpy(np.flatnonzero(~test)), "test": torch.from_numpy(np.flatnonzero(test))}
+        return Splits(train=train_split, test=test_split, info=self.info, indices=indices)

@@ -42,6 +42,7 @@ class Digits(ImageDataset):
             test=(images[test], classes[test]),
             info=self.info,
             classes=tuple(str(digit) for digit in range(NUM_CLASSES)),
+            indices={"train": (~test).nonzero().flatten(), "test": test.nonzero().flatten()},
         )
 
 

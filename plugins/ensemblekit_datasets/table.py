@@ -109,10 +109,12 @@ class Table(Dataset):
         rows, validation_rows, test_rows = self._split_rows(targets, seed)
         encoder = Encoder.fit(columns, rows, features)
         test = (encoder(columns, test_rows), targets[test_rows])
+        indices = {"train": rows, "validation": validation_rows, "test": test_rows}
         if self.test_path is not None:
             test_raw = read_raw(self.test_path, self.delimiter)
             test_columns = typed_columns(test_raw, columns.kinds, self._number_format())
             test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes))
+            del indices["test"]  # all rows of their own file
         described = summaries(raw.by_name, columns, encoder, _names(self.target), classes)
         preparation = TablePreparation(encoder, _names(self.target), classes, self.delimiter, self._number_format())
         num_outputs = len(classes) if classes else len(_names(self.target))
@@ -125,6 +127,7 @@ class Table(Dataset):
             notes=plan_rows(described, encoder.num_features),
             standardise_targets=self.standardise_targets and not classes,
             preparation=preparation.to_json(described),
+            indices=indices,
         )
 
     def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:

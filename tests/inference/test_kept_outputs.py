@@ -14,10 +14,10 @@ import torch
 from helpers.small_runs import small_spec, training
 from helpers.tiny_runs import SPEC, content, train, train_until
 from safetensors.torch import load_file
-from sklearn.datasets import load_diabetes
+from sklearn.datasets import load_diabetes, load_digits
 
 import ensemblekit as ek
-from ensemblekit.core.errors import DataError, RunError, UsageError
+from ensemblekit.core.errors import DataError, PluginError, RunError, UsageError
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.runs import outputs as outputs_file
@@ -315,3 +315,49 @@ def test_the_limit_is_512_mib():
     assert outputs_file.MAX_BYTES == 512 * 2**20
     assert "512 MiB" in type(ek.load_spec(SPEC).training).model_fields["keep_outputs"].description
     assert len(KeptOutputs(torch.zeros(1, 3, 2), torch.zeros(3), torch.arange(3))) == 3
+
+
+def test_the_index_is_that_in_the_table_which_all_splits_were_taken_from(tmp_path):
+    rows = torch.arange(60.0).view(60, 1).repeat(1, 2)
+    (tmp_path / "rows.csv").write_text("x,y,label\n" + "".join(f"{i},{i},{'ab'[i % 2]}\n" for i in range(60)))
+    spec = {"model": {"name": "mlp", "hidden": [2]}, "ensemble": {"members": 1}, "training": {"epochs": 1}}
+    table = {"name": "table", "path": str(tmp_path / "rows.csv"), "target": "label"}
+    samples = [(row, number % 2) for number, row in enumerate(rows)]
+    runs = [
+        ek.train({**spec, "data": table}, tmp_path / "table", progress=False),
+        ek.train(spec, tmp_path / "pair", progress=False, data=(rows, torch.arange(60) % 2)),
+        ek.train(spec, tmp_path / "samples", progress=False, data=samples),
+    ]
+    for run in runs:
+        parts = [run.outputs(split) for split in ("test", "validation")]
+        indices = torch.cat([part.index for part in parts])
+        assert len(set(indices.tolist())) == len(indices)  # no sample is in both
+        assert all(part.targets.equal(part.index % 2) for part in parts)
+    for run in runs[1:]:
+        test = run.outputs("test")
+        torch.testing.assert_close(run.ensemble.member_outputs(rows[test.index]), test.outputs)
+
+
+def test_shipped_data_sets_have_the_indices_of_their_source():
+    digits = ek.load_data(ek.load_spec(SPEC).data, 0)
+    images = load_digits().images
+    test = torch.cat([batch.inputs for batch in digits.test.batches(100)])
+    assert test.flatten().tolist() == pytest.approx((images[digits.test.indices] / 16).flatten().tolist())
+    values = ek.load_data(ek.load_spec(small_spec(**DIABETES)).data, 0)
+    progression = load_diabetes().target
+    for split in (values.test, values.validation):
+        ranks = progression[split.indices].argsort(kind="stable")
+        assert (split.targets.flatten()[ranks].diff() >= 0).all()
+
+
+def test_wrong_indices_of_a_data_set_are_named():
+    class Numbered(ek.Dataset):
+        """Two samples with one index."""
+
+        def load(self, seed: int) -> ek.Splits:
+            samples = (torch.zeros(2, 3), torch.arange(2))
+            indices = {"test": torch.tensor([7])}
+            return ek.Splits(samples, samples, ek.DataInfo("classification", (3,), 2), indices=indices)
+
+    with pytest.raises(PluginError, match="one index for each sample"):
+        ek.load_data(Numbered(validation_fraction=0), 0)
