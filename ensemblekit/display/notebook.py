@@ -141,4 +141,4 @@ class NotebookProgress(Progress):
 
 def _preformatted(lines: Sequence[str]) -> str:
     text = "\n".join(map(html_text, lines))
-    return f'<pre style="white-space: pre-wrap; margin: 0.3em 0">{text}</pre>' if lines else ""
+    return f'<pre style="white-space: pre; overflow-x: auto; margin: 0.3em 0">{text}</pre>' if lines else ""

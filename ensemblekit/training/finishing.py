@@ -10,7 +10,6 @@ from ensemblekit.data.loading import Data
 from ensemblekit.members.state import MemberState
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.outputs import KeptOutputs, is_too_large
-from ensemblekit.spec.sections import TrainingSection
 
 Row = Mapping[str, Any]
 
@@ -70,11 +69,9 @@ def result(
     }
 
 
-def write_outputs(
-    directory: RunDirectory, kept: Mapping[str, KeptOutputs], settings: TrainingSection
-) -> dict[str, Any]:
+def write_outputs(directory: RunDirectory, kept: Mapping[str, KeptOutputs]) -> dict[str, Any]:
     """Keep the members' outputs in a run directory unless they are too large; returns what the result says of them."""
-    return directory.write_outputs(kept) if settings.keep_outputs and not is_too_large(kept) else {}
+    return {} if not kept or is_too_large(kept) else directory.write_outputs(kept)
 
 
 def best_epoch(history: Sequence[Row]) -> int | None:

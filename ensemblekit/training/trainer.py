@@ -374,7 +374,9 @@ class Trainer:
         combiner = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
         metadata = finishing.model_metadata(self.data, self.members.states)
         self.directory.write_model(self.members.network_tensors() | combiner, metadata)
-        outputs = finishing.write_outputs(self.directory, self.evaluator.kept_outputs(), settings)
+        outputs = finishing.write_outputs(
+            self.directory, self.evaluator.kept_outputs() if settings.keep_outputs else {}
+        )
         self.directory.update_environment(seconds=self.clock.seconds)
         result = finishing.result(metrics, members, self.history, self.clock.seconds, stopped_early)
         result["milliseconds_per_1000"] = self.evaluator.milliseconds_per_1000
