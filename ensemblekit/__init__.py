@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.comparison import Comparison
+    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
         build_model,
+        compare,
         datasets,
         decompose,
         draw_sample_weights,
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
         open_run,
         report,
         resume,
+        sweep,
         train,
     )
     from ensemblekit.core.decomposition import Decomposition
@@ -50,6 +54,7 @@ __all__ = [
     "MSE",
     "Augmentations",
     "Batch",
+    "Comparison",
     "Data",
     "DataError",
     "DataInfo",
@@ -72,11 +77,13 @@ __all__ = [
     "Spec",
     "Split",
     "Splits",
+    "Sweep",
     "TargetScaling",
     "UsageError",
     "atomic_write",
     "build_model",
     "cache_directory",
+    "compare",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -97,17 +104,21 @@ __all__ = [
     "models",
     "objective",
     "open_run",
+    "open_sweep",
     "report",
     "resume",
     "sha256_of_file",
+    "sweep",
     "train",
 ]
 
 _HOMES = {
     "api": (
-        "build_model datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods models "
-        "objective open_run report resume train"
+        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods "
+        "models objective open_run report resume sweep train"
     ),
+    "analysis.comparison": "Comparison",
+    "analysis.sweeps": "Sweep open_sweep",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",

@@ -8,7 +8,7 @@ them define an objective on the members' outputs; a `Trainer` trains the members
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -18,8 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.analysis import comparing
+from ensemblekit.analysis.comparison import Comparison
 from ensemblekit.analysis.report import writing
 from ensemblekit.analysis.report.writing import WrittenReport
+from ensemblekit.analysis.search import SearchSettings, run_request
+from ensemblekit.analysis.search_space import read_space
+from ensemblekit.analysis.sweep_events import SweepListener
+from ensemblekit.analysis.sweeping import SweepRequest
+from ensemblekit.analysis.sweeps import Sweep
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
 from ensemblekit.core.errors import NumericError, UsageError
@@ -33,6 +40,7 @@ from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.python_data import split_parts
 from ensemblekit.display.progress import Progress, choose_progress
+from ensemblekit.display.sweep_table import choose_sweep_display
 from ensemblekit.inference import evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
@@ -233,6 +241,94 @@ def evaluate_run(
     return evaluation.evaluate_on(ensemble, _evaluation_data(ensemble, Path(path), data, registry), per_class)
 
 
+def sweep(
+    spec: Spec | str | Path | Mapping[str, Any],
+    grid: Mapping[str, Any] | None = None,
+    seeds: int | None = None,
+    variants: Sequence[Mapping[str, Any]] | None = None,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    progress: bool | SweepListener = True,
+    overrides: Mapping[str, Any] | None = None,
+    plugins: Iterable[str | Path] = (),
+    name: str = "sweep",
+    retry_failed: bool = False,
+    search: Mapping[str, Any] | None = None,
+    trials: int = 20,
+    minimise: str = "validation_loss",
+) -> Sweep:
+    """Train a spec with many values: every combination of variants, grid and seeds is a run in one directory.
+
+    Args:
+        spec: what to train: a `Spec`, anything that `load_spec` takes, or an existing sweep directory to continue.
+        grid: values by dotted path: lists, or ranges such as ``"0:1:0.1"``. They are added to the grid of the spec's
+            section [sweep].
+        seeds: runs of each combination, with the spec's seed and the following ones. Default: 1.
+        variants: named sets of overrides: ``{"name": "bagging", "set": {"method": "bagging"}}``.
+        out: the sweep directory; a sweep of the same spec that exists there is continued, and may be extended.
+            Default: sweeps/NAME-NUMBER with a free number.
+        jobs: runs at once, each in a process with its share of the cores.
+        progress: False for silence, or a display of your own.
+        overrides: values by dotted path that all runs share.
+        plugins: local Python files whose plugin classes the spec may name.
+        name: see `out`.
+        retry_failed: also try runs again that have failed.
+        search: in place of a grid: intervals such as ``"0..1"`` or ``"1e-4..1e-2:log"``, or lists of values, by
+            dotted path, from which Optuna chooses.
+        trials: number of runs of a search.
+        minimise: the metric that a search minimises, on validation data.
+
+    Returns:
+        The sweep with all runs; one that has failed is listed with its error.
+
+    Raises:
+        SpecError: a combination is invalid; nothing was started.
+        RunError: the directory belongs to something else, or is in use.
+        Interrupted: Ctrl-C; call it again to continue.
+    """
+    files = [str(file) for file in plugins]
+    registry = _registry(files)
+    request = SweepRequest(spec, overrides, grid, seeds, variants, out, name)
+    settings = SearchSettings(read_space(search), trials, minimise) if search else None
+    listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
+    try:
+        return run_request(request, registry, RunTraining(registry), listener, jobs, files, retry_failed, settings)
+    finally:
+        listener.close()
+
+
+def compare(
+    paths: str | Path | Iterable[str | Path],
+    by: str | Sequence[str] = (),
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
+    """Compare runs, and the runs of sweeps, on the test data that they share, from their kept outputs.
+
+    Args:
+        paths: run directories and sweep directories. Runs that are damaged or have not finished are left out, as
+            `notes` then says.
+        by: the keys of specs that tell groups of runs apart, such as "method.lambda"; others are averaged over.
+            Default: every key that differs, except the seed and where a run was computed.
+        plugins: plugin classes that the runs use, or local Python files with such classes.
+        model: the same model as for `train`, if the runs were started with a model from Python.
+        progress: called with the number of runs that were read and the number of all.
+
+    Returns:
+        The comparison: `table()` has a row for each group, with intervals of its differences from the best; `plot`
+        draws the figure; `advice` says what the numbers mean.
+
+    Raises:
+        RunError: a path is neither a run nor a sweep, or no run is left.
+        UsageError: runs were tested on different data, or no run has one of the keys.
+    """
+    registry = _registry(plugins, model)
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    keys = [by] if isinstance(by, str) else list(by)
+    return comparing.compare(listed, lambda path: _read(RunDirectory.open(path), registry), keys, progress)
+
+
 def report(
     path: str | Path,
     output: str | Path | None = None,
@@ -383,6 +479,21 @@ def models() -> Mapping[str, PluginInfo]:
 def datasets() -> Mapping[str, PluginInfo]:
     """Return the installed data sets by name."""
     return _registry().plugins("dataset")
+
+
+class RunTraining:
+    """Trains the single runs of a sweep."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def train(self, spec: Spec, path: Path, listeners: Iterable[object], data: Data | None) -> Run:
+        """Train a spec in a new run directory."""
+        return run_spec(spec, self.registry, path, listeners, data)
+
+    def resume(self, path: Path, listeners: Iterable[object]) -> Run:
+        """Continue a run."""
+        return resume_run(path, self.registry, listeners)
 
 
 def run_spec(

@@ -1,0 +1,160 @@
+"""Reads runs and sweeps for a comparison, one run at a time; what cannot be compared is refused or left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ensemblekit.analysis.comparison import RunFacts
+from ensemblekit.analysis.groups import flatten
+from ensemblekit.analysis.measures import recorded_measures, sample_quantities, statistics_of
+from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from ensemblekit.runs.outputs import KeptOutputs
+    from ensemblekit.runs.run import Run
+
+OpenRun = Callable[[Path], "Run"]
+"""Opens a run with the plugins that a user has allowed."""
+Progress = Callable[[int, int], None]
+"""Told how many of how many runs were read."""
+SWEEP_FILE = "sweep.toml"
+FIX = "give runs of one data set whose test data does not depend on the seed, or compare them one by one"
+
+
+@dataclass(frozen=True)
+class TestData:
+    """What tells whether two runs were tested on the same samples."""
+
+    path: Path
+    dataset: str
+    targets: Tensor
+    index: Tensor
+    inputs: tuple[str, str] | None
+    """Shape and sha256 of the inputs; None if the run has recorded none."""
+
+    @classmethod
+    def of(cls, run: Run, kept: KeptOutputs) -> TestData:
+        """Describe the test data of a run."""
+        return cls(run.path, run.spec.data.name, kept.targets, kept.index, _recorded_inputs(run.environment))
+
+    def difference(self, other: TestData) -> str:
+        """Say how two sets of test data differ; empty if they do not."""
+        count, other_count = len(self.targets), len(other.targets)
+        named = f" ({self.dataset} and {other.dataset})" if self.dataset != other.dataset else ""
+        if count != other_count:
+            return f"{count} test samples, not {other_count}{named}"
+        if not _equal(self.targets, other.targets):
+            return f"the targets of the test samples differ{named}"
+        same_shape = self.inputs and other.inputs and self.inputs[0] == other.inputs[0]
+        if same_shape and self.inputs != other.inputs:  # of another shape they may be the same images, resized
+            return f"the inputs of the test samples differ{named}"
+        if not torch.equal(self.index, other.index):
+            return f"other samples of the data set{named}"
+        return ""
+
+
+@dataclass(frozen=True)
+class RunsRead:
+    """The runs of a comparison."""
+
+    facts: list[RunFacts]
+    notes: list[str]
+    """The runs that were left out, each with the reason."""
+
+
+def read_runs(
+    paths: Iterable[str | Path], open_run: OpenRun, progress: Progress = lambda done, total: None
+) -> RunsRead:
+    """Read what a comparison needs of runs, and of the runs of sweeps.
+
+    Args:
+        paths: run directories and sweep directories.
+        open_run: opens a run.
+        progress: told how many runs were read.
+
+    Raises:
+        RunError: a path is neither a run nor a sweep, or no run is left.
+        UsageError: runs were tested on different data.
+    """
+    notes: list[str] = []
+    found = list(dict.fromkeys(_expanded([Path(path) for path in paths], notes)))
+    facts: list[RunFacts] = []
+    first: TestData | None = None
+    for done, path in enumerate(found):
+        progress(done, len(found))
+        try:
+            run_facts, test_data = _read(open_run(path))
+        except (UsageError, ResourceError):
+            raise
+        except EnsemblekitError as error:
+            notes.append(f"left out {path}: {one_line(error.problem)}")
+            continue
+        first = first or test_data
+        if difference := test_data.difference(first):
+            what = f"different test data: {difference}"
+            raise UsageError(what, f"{path}, compared with {first.path}", FIX)
+        facts.append(run_facts)
+    progress(len(found), len(found))
+    if not facts:
+        raise RunError("no finished run to compare", _listed(paths), "finish or repair a run first", details=notes)
+    return RunsRead(facts, notes)
+
+
+def _expanded(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
+    """Yield the runs; those of a sweep that have not finished are only noted."""
+    from ensemblekit.analysis.sweeps import open_sweep
+
+    for path in paths:
+        if not any(os.path.lexists(path / name) for name in (SWEEP_FILE, "run.json")):
+            what = "not a run or a sweep directory" if path.exists() else "no such directory"
+            raise RunError(what, str(path), "give directories that `ensemblekit train` or `ensemblekit sweep` wrote")
+    for path in paths:
+        if not os.path.lexists(path / SWEEP_FILE):
+            yield path
+            continue
+        sweep = open_sweep(path)
+        for run in sweep.runs:
+            if run.status == "finished":
+                yield run.path
+            else:
+                notes.append(f"left out {run.path}: {run.status}" + (f", {run.error}" if run.error else ""))
+
+
+def _read(run: Run) -> tuple[RunFacts, TestData]:
+    """Read a run; its outputs are dropped as soon as the quantities of the samples are known."""
+    if run.status != "finished":
+        raise RunError(f"the run has not finished ({run.status})", str(run.path), f"ensemblekit resume {run.path}")
+    kept = run.outputs("test")
+    statistics = statistics_of(sample_quantities(kept, run.combiner()))
+    values = {name: statistic.value() for name, statistic in statistics.items()} | recorded_measures(run)
+    return RunFacts(run.path, run.spec.seed, flatten(run.spec.to_dict()), values, statistics), TestData.of(run, kept)
+
+
+def _recorded_inputs(environment: dict[str, Any]) -> tuple[str, str] | None:
+    data = environment.get("data")
+    test = data.get("test") if isinstance(data, dict) else None
+    if not isinstance(test, dict) or not test.get("inputs_sha256"):
+        return None
+    return str(test.get("shape")), str(test["inputs_sha256"])
+
+
+def _equal(targets: Tensor, others: Tensor) -> bool:
+    """Whether targets are equal; real ones up to the rounding of standardising them by other training data."""
+    if targets.shape != others.shape or targets.is_floating_point() != others.is_floating_point():
+        return False
+    if not targets.is_floating_point():
+        return torch.equal(targets, others)
+    scale = float(targets.double().std()) if targets.numel() > 1 else 1.0
+    return torch.allclose(targets.double(), others.double(), rtol=1e-5, atol=1e-5 * scale)
+
+
+def _listed(paths: Iterable[str | Path]) -> str:
+    listed = [str(path) for path in paths]
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
