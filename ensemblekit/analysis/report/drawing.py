@@ -30,6 +30,7 @@ _VARIABLES = {
     GRID: "var(--grid)",
     MEMBER_COLOUR: "var(--member)",
     "#000000": "currentColor",
+    "#555555": "var(--member)",
 }
 _VARIABLES |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
 _STYLE: Any = {
