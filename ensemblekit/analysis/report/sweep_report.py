@@ -82,7 +82,9 @@ def _sentence(sweep: Sweep, comparison: Comparison | None) -> str:
 
 def _comparison_table(comparison: Comparison) -> PageTable:
     titles, rows = table_formats.text_table(comparison, comparison.columns)
-    return PageTable("comparison", "Comparison", DataTable.of(titles, rows), table_formats.LEGEND)
+    return PageTable(
+        "comparison", "Comparison", DataTable.of(titles, rows), " · ".join(table_formats.LEGEND.split("   "))
+    )
 
 
 def _figure_sections(comparison: Comparison, notices: list[str]) -> list[Section]:
