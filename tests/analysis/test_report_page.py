@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import pytest
 from helpers import tiny_runs
 from helpers.odd_tables import COLUMN, NAMES, train_on_odd_table
+from markupsafe import escape
 
 import ensemblekit as ek
 from ensemblekit.analysis.report import drawing
@@ -268,3 +270,21 @@ def test_numbers_are_short():
     ]
     assert [cell_text(value) for value in (None, True, 12345, 0.5, "x")] == ["–", "yes", "12,345", "0.5", "x"]
     assert percent(0.12345) == "12.35\N{NO-BREAK SPACE}%"
+
+
+def test_a_sweep_has_the_comparison_the_figure_and_a_link_to_every_run(tmp_path):
+    spec = {**tiny_runs.SPEC, "method": {"name": "gncl", "lambda": 0.5}}
+    ek.sweep(spec, grid={"method.lambda": [0, 1]}, out=tmp_path / "sweep", progress=False)
+    page = ek.report(tmp_path / "sweep").read_text()
+    assert Document(page).problems == []
+    assert "A sweep of 2 runs (2 finished)" in page
+    assert 'id="comparison-figure"' in page
+    links = [unquote(link["href"]) for link in Document(page).all("a") if link["href"].startswith("./")]
+    assert len(links) == 2
+    assert all((tmp_path / "sweep" / link / "run.json").is_file() for link in links)
+
+
+def test_advice_is_shown_with_its_rule_and_source(run, text):
+    given = ek.compare([run.path]).advice
+    assert ('id="advice"' in text) == bool(given)
+    assert all(escape(each.rule) in text and escape(each.source) in text for each in given)

@@ -121,9 +121,9 @@ def _link(run: SweepRun, target: Path) -> Link:
     address = ""
     if run.path.is_dir():
         page = run.path / "report.html"
-        relative = os.path.relpath(page if page.is_file() else run.path, target.parent.resolve())
+        linked = (page if page.is_file() else run.path).resolve()
         # "./": a name with a colon must not look like a scheme
-        address = "./" + quote(os.path.relpath((target.parent.resolve() / relative), target.parent.resolve()))
+        address = "./" + quote(os.path.relpath(linked, target.parent.resolve()))
     return Link(run.name, address, run.status, run.error or _result(run))
 
 
