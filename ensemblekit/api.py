@@ -363,9 +363,11 @@ def write_report(
     plugins: Iterable[PluginLike] = (),
     model: NetworkLike | None = None,
     data: Any = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> WrittenReport:
-    """Write a report, and return what is in it; see `report`."""
-    return writing.write_report(Path(path), None if output is None else Path(output), _registry(plugins, model), data)
+    """Write a report, and return what is in it; arguments as for `report`, `progress` as for `compare`."""
+    target = None if output is None else Path(output)
+    return writing.write_report(Path(path), target, _registry(plugins, model), data, progress)
 
 
 def objective(

@@ -87,7 +87,7 @@ def compare(
 
     if plot is not None:
         check_figure_file(plot)
-    with _progress() as progress:
+    with reading_progress() as progress:
         comparison = api.compare(paths, by=by, plugins=plugin_files, progress=progress)
     if plot is not None:
         names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
@@ -120,7 +120,7 @@ def _print(comparison: Comparison, form: str, plot: Path | None) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
+def reading_progress() -> Iterator[Callable[[int, int], None]]:
     """Show on a terminal how many runs were read."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

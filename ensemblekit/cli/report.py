@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ensemblekit.cli.compare import reading_progress
 from ensemblekit.cli.completion import complete_directory
 from ensemblekit.cli.options import json_option, plugin_option
 
@@ -33,7 +34,8 @@ def report(path: Path, output: Path | None, open_page: bool, plugin_files: Seque
     from ensemblekit import api
     from ensemblekit.display.console import Printer
 
-    written = api.write_report(path, output, plugin_files)
+    with reading_progress() as progress:
+        written = api.write_report(path, output, plugin_files, progress=progress)
     printer = Printer()
     if as_json:
         printer.json({**asdict(written), "path": str(written.path)})

@@ -97,11 +97,12 @@ class Histogram:
 
 
 def uncertainty_histogram(uncertainty: Tensor, correct: Tensor, bins: int = 20) -> Histogram:
-    """Count right and wrong predictions in bins of equal width between 0 and the largest uncertainty (N,)."""
-    top = max(float(uncertainty.max()), 1e-12)
-    bin_of = (uncertainty.double() / top * bins).long().clamp(0, bins - 1)
+    """Count right and wrong predictions in bins of equal width over the range of the uncertainty (N,)."""
+    low = float(uncertainty.min())
+    width = max(float(uncertainty.max()) - low, 1e-9) / bins
+    bin_of = ((uncertainty.double() - low) / width).long().clamp(0, bins - 1)
     counts = [bin_of[chosen].bincount(minlength=bins).tolist() for chosen in (correct.bool(), ~correct.bool())]
-    return Histogram(tuple(top * index / bins for index in range(bins + 1)), tuple(counts[0]), tuple(counts[1]))
+    return Histogram(tuple(low + width * index for index in range(bins + 1)), tuple(counts[0]), tuple(counts[1]))
 
 
 def reliability_chart(ensemble: Reliability, members: Sequence[Reliability]) -> Chart:

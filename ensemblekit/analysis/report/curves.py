@@ -124,7 +124,8 @@ def decomposition_chart(history: Sequence[Row]) -> Chart | None:
     last = ", ".join(f"{label} {number(end)}" for label, end in ends.items() if end is not None)
     bound = ends.get("bound on |remainder|")
     where = "the shaded band" if drawn else "beyond this chart"
-    banded = f" Its bound is {where}, {number(bound)} at the end." if bound is not None else ""
+    banded = f" Its bound is {where}, {number(bound)} at the end." if bound else ""
+    banded = " For this loss it is exactly 0." if bound == 0 else banded
     return Chart(
         name="decomposition",
         title="Decomposition of the loss",

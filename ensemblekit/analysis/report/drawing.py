@@ -30,6 +30,8 @@ _VARIABLES = {
     GRID: "var(--grid)",
     MEMBER_COLOUR: "var(--member)",
     "#000000": "currentColor",
+    "#555555": "var(--member)",
+    "#e6e6e6": "var(--grid)",
 }
 _VARIABLES |= {colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)}
 _STYLE: Any = {
@@ -46,6 +48,8 @@ _STYLE: Any = {
     "path.simplify": True,
 }
 MOST_MARKERS = 40
+LARGEST_SCALE = 1.6
+"""Figures are not enlarged by more than this, or their text would be larger than the page's."""
 
 
 def new_figure(height: float = 3.2, columns: int = 1, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
@@ -164,9 +168,10 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     body = svg[opening_end + 1 :]
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = _themed(_with_data_attributes(_with_prefix(body, name)))
-    box = view_box.group(1) if view_box else "0 0 360 230"
+    box = view_box.group(1) if view_box else "0 0 324 230"
+    width = round(LARGEST_SCALE * float(box.split()[2]))
     label = escape(f"{title}. {description}", {'"': "&quot;"})
-    opening = f'<svg class="figure" role="img" aria-label="{label}" viewBox="{box}" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    opening = f'<svg class="figure" role="img" aria-label="{label}" viewBox="{box}" style="max-width: {width}px">'
     return f"{opening}<title>{escape(title)}</title><desc>{escape(description)}</desc>{body.strip()}"
 
 

@@ -61,7 +61,7 @@ def quality_chart(quality: MemberQuality) -> Chart:
         (mean, "mean member", 2, (0, (5, 2))),
     ]
     if quality.oracle is not None:
-        lines.append((quality.oracle, "oracle (any member right)", 3, (0, (1, 1.5))))
+        lines.append((quality.oracle, "oracle", 3, (0, (1, 1.5))))
     for value, label, style, dashes in lines:
         axes.axhline(
             value, color=drawing.SERIES[style], linestyle=dashes, linewidth=1.5, label=f"{label}: {text(value)}"
@@ -82,6 +82,8 @@ def quality_chart(quality: MemberQuality) -> Chart:
     rows += [("oracle", quality.oracle)] if quality.oracle is not None else []
     best = max(members) if is_accuracy else min(members)
     intervals = " Bars are 95 % intervals of the test data's sampling." if quality.margins else ""
+    if quality.oracle is not None:
+        intervals += " The oracle counts a sample as right if any member is."
     return Chart(
         name="members",
         title="Members against the ensemble",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -13,7 +13,8 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from ensemblekit.analysis.report.charts import Chart
+from ensemblekit.analysis.advice import Advice
+from ensemblekit.analysis.report.charts import Chart, DataTable, number
 from ensemblekit.analysis.report.drawing import inline_svg
 from ensemblekit.analysis.report.samples import SampleGroup
 from ensemblekit.core.streams import printable
@@ -31,6 +32,36 @@ class Section:
     charts: Sequence[Chart]
     note: str = ""
     groups: Sequence[SampleGroup] = ()
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table under its own heading."""
+
+    name: str
+    title: str
+    data: DataTable
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Advised:
+    """A sentence of advice and what it rests on, as text."""
+
+    text: str
+    rule: str
+    figures: Rows
+    source: str
+
+
+def advised(advice: Iterable[Advice]) -> list[Advised]:
+    """Return advice as text."""
+    return [
+        Advised(
+            each.text, each.rule, [(name, number(float(value))) for name, value in each.figures.items()], each.source
+        )
+        for each in advice
+    ]
 
 
 @dataclass(frozen=True)
@@ -57,14 +88,16 @@ class Page:
     overview: Rows = ()
     metrics: Rows = ()
     notices: Sequence[str] = ()
-    advice: Sequence[Any] = ()
+    advice: Sequence[Advised] = ()
     times: Rows = ()
     environment: Rows = ()
     command: str = ""
+    """Repeats what the report is about."""
+    command_note: str = ""
+    """What to do before that."""
     spec: str = ""
     num_members: int = 0
-    tables: Sequence[Mapping[str, Any]] = ()
-    """Tables of a sweep: title, columns and rows."""
+    tables: Sequence[PageTable] = ()
     links: Sequence[Link] = field(default_factory=tuple)
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ensemblekit.analysis.advice import advice
 from ensemblekit.analysis.report import facts
 from ensemblekit.analysis.report.calibration import (
     histogram_chart,
@@ -29,7 +30,7 @@ from ensemblekit.analysis.report.members import (
     pairwise_disagreement,
     quality_chart,
 )
-from ensemblekit.analysis.report.page import Page, Section
+from ensemblekit.analysis.report.page import Page, Section, advised
 from ensemblekit.analysis.report.predictions import Predictions, predict
 from ensemblekit.analysis.report.regression import ValuePredictions, value_charts
 from ensemblekit.analysis.report.samples import class_samples, value_samples
@@ -54,10 +55,11 @@ def run_page(run: Run, data: Any = None) -> Page:
         data: the data that was passed in Python, if the run has kept no outputs.
     """
     sections = [_training_section(run)]
-    notes = list(run.notices)
+    notes, said = list(run.notices), []
     if run.status == "finished":
         try:
             sections += _output_sections(run, data)
+            said = advised(advice(run))
         except DataError as error:  # outputs that were not kept, and data that is not there any more
             notes.append(f"Only the recorded metrics are shown: {error.problem}.")
     return Page(
@@ -69,18 +71,13 @@ def run_page(run: Run, data: Any = None) -> Page:
         overview=facts.overview(run),
         metrics=facts.metric_rows({**run.metrics, **run.validation}),
         notices=notes,
-        advice=_advice(run),
+        advice=said,
         times=facts.times(run),
         environment=facts.environment(run),
         command=facts.repeat_command(run),
         spec=run.spec.to_toml(),
         num_members=len(run.members),
     )
-
-
-def _advice(run: Run) -> list[Any]:
-    """Return what the numbers of a finished run say."""
-    return []
 
 
 def _training_section(run: Run) -> Section | None:

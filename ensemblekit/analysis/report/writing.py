@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemblekit.analysis.sweeps import is_sweep
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.registry import Registry
 from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.runs.atomic import replace_file, write_errors
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.runs.run import read_run
+from ensemblekit.runs.run import Run, read_run
 
 DEFAULT_NAME = "report.html"
+Progress = Callable[[int, int], None]
+"""Told how many of how many runs of a sweep were read."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +34,24 @@ class WrittenReport:
     notices: tuple[str, ...]
 
 
-def write_report(path: Path, output: Path | None, registry: Registry, data: Any = None) -> WrittenReport:
+def write_report(
+    path: Path, output: Path | None, registry: Registry, data: Any = None, progress: Progress = lambda done, total: None
+) -> WrittenReport:
     """Compute a report and write it; see `ensemblekit.report`."""
     # matplotlib and Jinja2 take a second to import, which reading a run does not have to wait for
     from ensemblekit.analysis.report.page import render
     from ensemblekit.analysis.report.run_report import run_page
+    from ensemblekit.analysis.report.sweep_report import sweep_page
 
     target = path / DEFAULT_NAME if output is None else output
     if target.is_dir():
         raise UsageError("is a directory", str(target), f"name a file: {target / DEFAULT_NAME}")
-    directory = RunDirectory.open(path)
-    page = run_page(read_run(directory, registry, RunLoader(directory, registry)), data)
+
+    def open_run(run_path: Path) -> Run:
+        directory = RunDirectory.open(run_path)
+        return read_run(directory, registry, RunLoader(directory, registry))
+
+    page = sweep_page(path, target, open_run, progress) if is_sweep(path) else run_page(open_run(path), data)
     content = render(page).encode()
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
