@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ensemblekit.analysis.comparison import Comparison
+    from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
         build_model,
         compare,
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
         models,
         objective,
         open_run,
+        report,
         resume,
+        sweep,
         train,
     )
     from ensemblekit.core.decomposition import Decomposition
@@ -74,6 +77,7 @@ __all__ = [
     "Spec",
     "Split",
     "Splits",
+    "Sweep",
     "TargetScaling",
     "UsageError",
     "atomic_write",
@@ -100,17 +104,21 @@ __all__ = [
     "models",
     "objective",
     "open_run",
+    "open_sweep",
+    "report",
     "resume",
     "sha256_of_file",
+    "sweep",
     "train",
 ]
 
 _HOMES = {
     "api": (
         "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods "
-        "models objective open_run resume train"
+        "models objective open_run report resume sweep train"
     ),
     "analysis.comparison": "Comparison",
+    "analysis.sweeps": "Sweep open_sweep",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",

@@ -20,6 +20,13 @@ from torch import Tensor, nn
 
 from ensemblekit.analysis import comparing
 from ensemblekit.analysis.comparison import Comparison
+from ensemblekit.analysis.report import writing
+from ensemblekit.analysis.report.writing import WrittenReport
+from ensemblekit.analysis.search import SearchSettings, run_request
+from ensemblekit.analysis.search_space import read_space
+from ensemblekit.analysis.sweep_events import SweepListener
+from ensemblekit.analysis.sweeping import SweepRequest
+from ensemblekit.analysis.sweeps import Sweep
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
 from ensemblekit.core.errors import NumericError, UsageError
@@ -33,6 +40,7 @@ from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.python_data import split_parts
 from ensemblekit.display.progress import Progress, choose_progress
+from ensemblekit.display.sweep_table import choose_sweep_display
 from ensemblekit.inference import evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
@@ -233,6 +241,62 @@ def evaluate_run(
     return evaluation.evaluate_on(ensemble, _evaluation_data(ensemble, Path(path), data, registry), per_class)
 
 
+def sweep(
+    spec: Spec | str | Path | Mapping[str, Any],
+    grid: Mapping[str, Any] | None = None,
+    seeds: int | None = None,
+    variants: Sequence[Mapping[str, Any]] | None = None,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    progress: bool | SweepListener = True,
+    overrides: Mapping[str, Any] | None = None,
+    plugins: Iterable[str | Path] = (),
+    name: str = "sweep",
+    retry_failed: bool = False,
+    search: Mapping[str, Any] | None = None,
+    trials: int = 20,
+    minimise: str = "validation_loss",
+) -> Sweep:
+    """Train a spec with many values: every combination of variants, grid and seeds is a run in one directory.
+
+    Args:
+        spec: what to train: a `Spec`, anything that `load_spec` takes, or an existing sweep directory to continue.
+        grid: values by dotted path: lists, or ranges such as ``"0:1:0.1"``. They are added to the grid of the spec's
+            section [sweep].
+        seeds: runs of each combination, with the spec's seed and the following ones. Default: 1.
+        variants: named sets of overrides: ``{"name": "bagging", "set": {"method": "bagging"}}``.
+        out: the sweep directory; a sweep of the same spec that exists there is continued, and may be extended.
+            Default: sweeps/NAME-NUMBER with a free number.
+        jobs: runs at once, each in a process with its share of the cores.
+        progress: False for silence, or a display of your own.
+        overrides: values by dotted path that all runs share.
+        plugins: local Python files whose plugin classes the spec may name.
+        name: see `out`.
+        retry_failed: also try runs again that have failed.
+        search: in place of a grid: intervals such as ``"0..1"`` or ``"1e-4..1e-2:log"``, or lists of values, by
+            dotted path, from which Optuna chooses.
+        trials: number of runs of a search.
+        minimise: the metric that a search minimises, on validation data.
+
+    Returns:
+        The sweep with all runs; one that has failed is listed with its error.
+
+    Raises:
+        SpecError: a combination is invalid; nothing was started.
+        RunError: the directory belongs to something else, or is in use.
+        Interrupted: Ctrl-C; call it again to continue.
+    """
+    files = [str(file) for file in plugins]
+    registry = _registry(files)
+    request = SweepRequest(spec, overrides, grid, seeds, variants, out, name)
+    settings = SearchSettings(read_space(search), trials, minimise) if search else None
+    listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
+    try:
+        return run_request(request, registry, RunTraining(registry), listener, jobs, files, retry_failed, settings)
+    finally:
+        listener.close()
+
+
 def compare(
     paths: str | Path | Iterable[str | Path],
     by: str | Sequence[str] = (),
@@ -263,6 +327,45 @@ def compare(
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     keys = [by] if isinstance(by, str) else list(by)
     return comparing.compare(listed, lambda path: _read(RunDirectory.open(path), registry), keys, progress)
+
+
+def report(
+    path: str | Path,
+    output: str | Path | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    data: Any = None,
+) -> Path:
+    """Write a report of a run or a sweep: one HTML page with figures, their data and the samples worth a look.
+
+    Everything is computed from what the run has recorded and from its kept outputs. The page needs nothing but itself.
+
+    Args:
+        path: the directory of a run, finished or not, or of a sweep.
+        output: the file to write, which appears once it is complete. Default: report.html in the directory.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+        data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunError: there is no run or sweep, its files are damaged, or the page cannot be written.
+        ResourceError: the disk is full; an older page stays as it was.
+    """
+    return write_report(path, output, plugins, model, data).path
+
+
+def write_report(
+    path: str | Path,
+    output: str | Path | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+    data: Any = None,
+) -> WrittenReport:
+    """Write a report, and return what is in it; see `report`."""
+    return writing.write_report(Path(path), None if output is None else Path(output), _registry(plugins, model), data)
 
 
 def objective(
@@ -376,6 +479,21 @@ def models() -> Mapping[str, PluginInfo]:
 def datasets() -> Mapping[str, PluginInfo]:
     """Return the installed data sets by name."""
     return _registry().plugins("dataset")
+
+
+class RunTraining:
+    """Trains the single runs of a sweep."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def train(self, spec: Spec, path: Path, listeners: Iterable[object], data: Data | None) -> Run:
+        """Train a spec in a new run directory."""
+        return run_spec(spec, self.registry, path, listeners, data)
+
+    def resume(self, path: Path, listeners: Iterable[object]) -> Run:
+        """Continue a run."""
+        return resume_run(path, self.registry, listeners)
 
 
 def run_spec(

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, cache, compare, plugins, runs, specs
+from ensemblekit.cli import bench, cache, compare, plugins, report, runs, specs, sweep
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.core.streams import (
@@ -23,11 +23,11 @@ from ensemblekit.core.streams import (
     output_error,
     prepare_streams,
     reader_is_gone,
-    report,
 )
+from ensemblekit.core.streams import report as report_line
 
 INTERRUPTED = 130
-COMPUTING = ("train", "resume", "evaluate", "predict", "check", "bench")
+COMPUTING = ("train", "resume", "evaluate", "predict", "sweep", "compare", "report", "check", "bench")
 """The commands for which freed memory is kept: the process is theirs alone."""
 
 
@@ -93,7 +93,7 @@ class Commands(click.Group):
         except (Exception, SystemExit) as error:  # a plugin may raise anything
             if ctx.params.get("debug"):
                 for line in traceback.format_exc().splitlines():
-                    report(line)
+                    report_line(line)
             if isinstance(error, OSError) and _is_about_output(error):
                 ctx.exit(_report_failed_output(error))
             ctx.exit(_report_error(error if isinstance(error, EnsemblekitError) else explain(error)))
@@ -112,21 +112,21 @@ class Commands(click.Group):
 def warnings_as_lines() -> Iterator[None]:
     """Print Python's warnings as one line `warning: …` each; afterwards they are shown as before."""
     with warnings.catch_warnings():  # which restores the function that shows them, too
-        warnings.showwarning = lambda message, *_: report(f"warning: {message}")
+        warnings.showwarning = lambda message, *_: report_line(f"warning: {message}")
         yield
 
 
 def _report_error(error: EnsemblekitError) -> int:
     if isinstance(error, SpecError) and len(error.problems) > 1:
         for problem in error.problems:
-            report(f"  {problem}")
+            report_line(f"  {problem}")
     for detail in error.first_details:
-        report(f"  {detail}")
+        report_line(f"  {detail}")
     return _report(error.line, error.exit_code)
 
 
 def _report(message: str, exit_code: int) -> int:
-    report(f"error: {message}")
+    report_line(f"error: {message}")
     return exit_code
 
 
@@ -183,5 +183,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, compare, plugins, specs, cache, bench):
+for module in (runs, sweep, compare, report, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)

@@ -28,6 +28,7 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     SPEC is a TOML file, or the name of a shipped spec. A value of --set is read as TOML; anything that is not valid
     TOML is taken as a string.
     """
+    from ensemblekit.analysis.plans import make_plan
     from ensemblekit.core.registry import discover
     from ensemblekit.display.console import Printer
     from ensemblekit.spec.overview import spec_notes, spec_overview
@@ -38,7 +39,9 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     printer = Printer()
     try:
         overrides = dict(parse_override(setting) for setting in settings)
-        spec = load_spec(find_spec(spec_file), overrides, discover(plugin_files))
+        path, registry = find_spec(spec_file), discover(plugin_files)
+        spec = load_spec(path, overrides, registry)
+        plan = None if spec.sweep is None else make_plan(spec.to_dict(), registry, str(path))
     except SpecError as error:
         if as_json:
             printer.json({"valid": False, "problems": [_problem_facts(problem, error) for problem in error.problems]})
@@ -46,7 +49,10 @@ def validate(spec_file: Path, settings: Sequence[str], plugin_files: Sequence[st
     if as_json:
         printer.json({"valid": True, "spec": spec.to_dict(), "notes": spec_notes(spec)})
         return
-    printer.table(("plan", ""), spec_overview(spec))
+    rows = (
+        [] if plan is None else [("  runs", f"{len(plan.runs)}, all valid"), *(("  note", text) for text in plan.notes)]
+    )
+    printer.table(("plan", ""), [*spec_overview(spec), *rows])
 
 
 def _problem_facts(problem: Problem, error: SpecError) -> dict[str, str]:

@@ -89,7 +89,8 @@ def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"] if choice.get("type") != "null"))
     words = {"object": "table", "array": "list", "boolean": "true or false"}
-    return words.get(schema.get("type", "any"), str(schema.get("type", "any")))
+    types = schema.get("type", "any")
+    return " or ".join(words.get(name, name) for name in ([types] if isinstance(types, str) else types))
 
 
 def toml_value(value: Any) -> str:

@@ -307,6 +307,18 @@ class Dataset(Plugin):
         where, fix = f'data set "{self.name}"', "implement prepare(path, preparation)"
         raise PluginError("load() returns a preparation that no prepare() uses", where, fix, plugin=self.name)
 
+    def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
+        """Describe prepared inputs (N, *input_shape) in the terms of their owner, for people who look at a sample.
+
+        Args:
+            inputs: Inputs as `load` returns them.
+            preparation: `Splits.preparation` of the run, read back from JSON.
+
+        Returns:
+            For each input, texts by the name of their column; None, the default, if inputs are shown as they are.
+        """
+        return None
+
     def read_features(self, path: Path, seed: int) -> Tensor | None:
         """Read and preprocess the rows of a new file for prediction, if `load` returned no preparation.
 

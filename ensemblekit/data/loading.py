@@ -226,6 +226,18 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     )
 
 
+def load_test_source(dataset: Dataset, seed: int) -> Source:
+    """Load only the test samples of a data set, unchecked, in the order of `load_data`: for looking at a few of them.
+
+    Raises:
+        DataError: Data is missing.
+        PluginError: The data set does not return what its `info` declares.
+    """
+    splits = dataset.load(seed)
+    _check_splits(splits, dataset)
+    return _make_sources(splits, dataset, seed)["test"]
+
+
 def _check_splits(splits: object, dataset: Dataset) -> None:
     """Raise a `PluginError` unless a data set returned what it declares."""
     where = f'data set "{dataset.name}"'

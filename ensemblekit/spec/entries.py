@@ -223,6 +223,21 @@ class SectionEntry(Entry):
 
 
 @dataclass(frozen=True)
+class OptionalSectionEntry(SectionEntry):
+    """A table of settings that a spec need not have; None then."""
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        return None if value is MISSING else super().read(reader, value)
+
+    def write(self, value: Section | None) -> Any:
+        return MISSING if value is None else super().write(value)
+
+    def rows(self, value: Section | None) -> Rows:
+        if value is not None:
+            yield from super().rows(value)
+
+
+@dataclass(frozen=True)
 class ChoiceEntry(Entry):
     """A section that is chosen by name, such as an optimizer."""
 

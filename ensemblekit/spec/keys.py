@@ -19,6 +19,7 @@ _SECTIONS = {
     "training": "ensemblekit.spec.sections:TrainingSection",
     "engine": "ensemblekit.spec.sections:EngineSection",
     "training.schedule": "ensemblekit.spec.schedules:Schedule",
+    "sweep": "ensemblekit.spec.sweep:SweepSection",
 }
 _PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss", "extensions": "extension"}
 SECTIONS = (
@@ -34,6 +35,7 @@ SECTIONS = (
     "training.schedule",
     "engine",
     "extensions",
+    "sweep",
 )
 """The parts of a spec, which `ensemblekit inspect` explains."""
 _ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")

@@ -24,12 +24,14 @@ from ensemblekit.spec.entries import (
     GroupsEntry,
     IntegerEntry,
     LossEntry,
+    OptionalSectionEntry,
     PluginEntry,
     PluginsEntry,
     SectionEntry,
 )
 from ensemblekit.spec.optimizers import Optimizer, optimizer_classes, optimizer_section
 from ensemblekit.spec.schedules import SCHEDULES, Schedule
+from ensemblekit.spec.sweep import SweepSection
 
 DEFAULT_LOSS = "cross_entropy"
 REGRESSION_LOSS = "mse"
@@ -109,6 +111,15 @@ def _engine_text(section: EngineSection) -> tuple[str, str]:
     return "engine", f"{section.name}, device {section.device}"
 
 
+def _sweep_text(section: SweepSection) -> tuple[str, str]:
+    parts = [
+        ", ".join(f"{len(values)} × {key}" for key, values in section.grid.items()),
+        f"{len(section.variants)} variants" if section.variants else "",
+        f"{section.seeds} seeds" if section.seeds > 1 else "",
+    ]
+    return "sweep", f"{', '.join(filter(None, parts)) or 'one run'}: for ensemblekit sweep; train ignores it"
+
+
 @dataclass(frozen=True)
 class Spec:
     """A validated spec: every plugin that it names is an instance, every default is filled in."""
@@ -139,6 +150,8 @@ class Spec:
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
+    sweep: Annotated[SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)] = None
+    """The runs of a sweep of this spec; a single run ignores it."""
     default_loss: Loss | None = field(default=None, compare=False, repr=False)
     """The loss, if the spec does not name one: where the task is known only once the data is loaded, it decides."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ensemblekit.core.decomposition import quadratic_diversity
 from ensemblekit.core.errors import NumericError
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
@@ -17,6 +18,8 @@ PENDING_BYTES = 2**24
 """Outputs of steps are kept up to this size and then summed together, which costs less than step by step."""
 LOWER_RATE = "lower training.optimizer.lr, or set training.clip_norm"
 """What helps against numbers that become nan or infinite."""
+
+DIVERSITY = "train_diversity"
 
 Step = tuple[Tensor, Tensor, Tensor]
 """Objective, outputs (M, B, C) and targets of a step."""
@@ -62,12 +65,20 @@ class EpochStatistics:
         if not targets.is_floating_point():
             classes = loss.probabilities(combined).argmax(dim=-1)
             sums["train_accuracy"] = (classes == targets.clamp_min(0)).sum()
+        if self._has_diversity(len(outputs)):
+            diversity = quadratic_diversity(outputs, outputs.mean(dim=0), targets, loss)
+            sums[DIVERSITY] = diversity.mean(dim=0).sum()
         for name, number in sums.items():
             self.sums[name] = self.sums[name] + number if name in self.sums else number
         self.finite.append(_finite(values, outputs, sizes))
         self.num_samples += sum(sizes)
         self.latest = _divided(values, outputs, targets, sizes)
         self.pending.clear()
+
+    def _has_diversity(self, num_members: int) -> bool:
+        """Whether the diversity is summed: not if an older version has begun the epoch without it."""
+        has_begun_without = self.num_samples > 0 and DIVERSITY not in self.sums
+        return num_members > 1 and self.objective.loss.twice_differentiable and not has_begun_without
 
     def check_finite(self, epoch: int, kept: str) -> None:
         """Raise a `NumericError` that names the step, and the member or the plugin if one of them is to blame.

@@ -14,7 +14,7 @@ from ensemblekit import DataError
 from ensemblekit_datasets.columns import Columns
 from ensemblekit_datasets.table_files import Array
 
-MISSING_CATEGORY = "(missing)"
+MISSING_CATEGORY, UNKNOWN_CATEGORY = "(missing)", "(not in the training rows)"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,15 @@ class Number:
         filled = np.where(np.isnan(values), self.fill, values)
         with np.errstate(over="ignore"):  # infinite inputs are refused by name
             return ((filled - self.mean) / self.std).astype(np.float32)[:, None]
+
+    def decode(self, encoded: Tensor) -> str:
+        """Return the value of an encoded row (1,) as text; a missing one is what it was filled with."""
+        return f"{float(encoded[0]) * self.std + self.mean:.6g}"
+
+    @property
+    def width(self) -> int:
+        """Number of encoded features."""
+        return 1
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "kind": "number", "fill": self.fill, "mean": self.mean, "std": self.std}
@@ -57,6 +66,15 @@ class Category:
         if known:
             encoded[tuple(np.array(known).T)] = 1
         return encoded
+
+    def decode(self, encoded: Tensor) -> str:
+        """Return the category of an encoded row (K,)."""
+        return self.categories[int(encoded.argmax())] if bool(encoded.any()) else UNKNOWN_CATEGORY
+
+    @property
+    def width(self) -> int:
+        """Number of encoded features, K."""
+        return len(self.categories)
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "kind": "category", "categories": list(self.categories)}
@@ -90,13 +108,18 @@ class Encoder:
     @property
     def num_features(self) -> int:
         """Width of the encoded features, F."""
-        return sum(len(feature.categories) if isinstance(feature, Category) else 1 for feature in self.features)
+        return sum(feature.width for feature in self.features)
+
+    @property
+    def encoded_order(self) -> list[Number | Category]:
+        """The features in the order in which they are encoded."""
+        return sorted(self.features, key=lambda feature: isinstance(feature, Category))
 
     def __call__(self, columns: Columns, rows: Tensor | None = None) -> Tensor:
         """Encode some rows, or all, float32 (N, num_features); a `DataError` names a number that is too large."""
         index = np.arange(len(columns)) if rows is None else rows.numpy()
         parts = []
-        for feature in sorted(self.features, key=lambda feature: isinstance(feature, Category)):
+        for feature in self.encoded_order:
             values = columns.by_name[feature.name][index]
             parts.append(feature.encode(values))
             infinite = np.flatnonzero(~np.isfinite(parts[-1]).all(axis=1))
@@ -104,6 +127,15 @@ class Encoder:
                 what = f"the number is too large for this column: {values[infinite[0]]}"
                 raise DataError(what, columns.where(int(index[infinite[0]]), feature.name), "correct it")
         return torch.from_numpy(np.hstack(parts))
+
+    def decode(self, inputs: Tensor) -> list[dict[str, str]]:
+        """Return the values of encoded rows (N, F) as texts by column, in the order of the training file."""
+        parts = inputs.split([feature.width for feature in self.encoded_order], dim=1)
+        encoded = {feature.name: part for feature, part in zip(self.encoded_order, parts, strict=True)}
+        return [
+            {feature.name: feature.decode(encoded[feature.name][row]) for feature in self.features}
+            for row in range(len(inputs))
+        ]
 
 
 def _fit_numbers(columns: Mapping[str, Array]) -> list[Number]:

@@ -137,6 +137,13 @@ class Table(Dataset):
             raise DataError(what, "preparation in model.json", "restore the file") from error
         return fitted.prepare(path)
 
+    def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
+        from ensemblekit_datasets.table_preparation import TablePreparation
+
+        if preparation is None:
+            return None
+        return TablePreparation.from_json(preparation).encoder.decode(inputs)
+
     def read_features(self, path: Path, seed: int) -> Tensor:
         """Read the rows of a file with the same columns, by name, and encode them as fitted on the training rows.
 

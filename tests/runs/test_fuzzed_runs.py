@@ -36,9 +36,15 @@ def outputs(path: Path) -> Any:
         return ek.load(path)(torch.linspace(0, 1, 128).view(2, 1, 8, 8)).tolist()
 
 
+def kept(path: Path) -> Any:
+    run = ek.open_run(path)
+    return [tensor.tolist() for split in ("test", "validation") for tensor in vars(run.outputs(split)).values()]
+
+
 def resumed(path: Path) -> Any:
     run = ek.resume(path, progress=False)
-    weights = {name: tensor.tolist() for name, tensor in load_file(path / "model.safetensors").items()}
+    files = [path / "model.safetensors", path / "outputs.safetensors"]
+    weights = {name: tensor.tolist() for file in files if file.exists() for name, tensor in load_file(file).items()}
     lost = any("are lost" in text for text in run.notices)  # said, so that it may differ
     epochs = [1, 2, 3] if lost else [row["epoch"] for row in run.history]
     losses = None if lost else [row["validation_loss"] for row in run.history]
@@ -48,6 +54,7 @@ def resumed(path: Path) -> Any:
 VERBS: dict[str, Callable[[Path], Any]] = {
     "open": opened,
     "load": outputs,
+    "outputs": kept,
     "evaluate": ek.evaluate_run,
     "resume": resumed,
 }

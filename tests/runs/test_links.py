@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.commands import last_error
 from helpers.commands import run as command
 from helpers.run_directory_children import checkpoint, create, model
@@ -13,6 +14,7 @@ from helpers.run_directory_children import checkpoint, create, model
 from ensemblekit.core.errors import RunError
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.locking import is_locked, locked
+from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.runs.own_files import FILES
 
 
@@ -22,7 +24,8 @@ def run(tmp_path: Path) -> RunDirectory:
     run.append_metrics({"epoch": 1})
     run.save_checkpoint(checkpoint(1))
     run.write_model(*model(1))
-    run.write_result({})
+    kept = KeptOutputs(torch.zeros(2, 3, 4), torch.zeros(3).long(), torch.arange(3))
+    run.write_result(run.write_outputs({"test": kept}))
     return run
 
 

@@ -113,7 +113,7 @@ def test_evaluating_a_model_with_outputs_that_are_not_finite_is_a_numeric_error(
     for options in ([], ["--json"]):
         result = run("evaluate", str(spoilt_run), *options)
         assert result.exit_code == 6, result.stderr
-        assert "the outputs of member 1 for the test data are nan or infinite" in last_error(result)
+        assert "1 member of 3 gave outputs that are not finite" in last_error(result)
         assert "report it" not in result.stderr
 
 
