@@ -38,7 +38,7 @@ class Interval:
         return self.low <= 0 <= self.high
 
     def __neg__(self) -> Interval:
-        return Interval(-self.high, -self.low)
+        return Interval(0.0 - self.high, 0.0 - self.low)  # never a negative zero
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def test_means_over_samples_are_the_metrics_of_a_margin_loss():
     targets = torch.randint(2, (200,), generator=random)
     run = kept_run(
         kept(torch.randn(3, 200, 1, generator=random) + targets.view(-1, 1), targets),
-        overrides={"training.loss": "exponential"},
+        overrides={"data": "given", "training.loss": "exponential"},
     )
     expected = measures(run)
     for name, value in values_of(run).items():
