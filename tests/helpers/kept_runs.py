@@ -37,6 +37,8 @@ class KeptLoader:
         raise AssertionError("an analysis must not run a network")
 
     def outputs(self, split: str, data: Any) -> KeptOutputs:
+        if split not in self.kept:
+            raise ek.UsageError(f"the run has no {split} data")
         return self.kept[split]
 
     def combiner(self) -> Combiner:
