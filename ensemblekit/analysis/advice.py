@@ -6,6 +6,7 @@ A rule speaks only where its 95 % interval supports it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ensemblekit.analysis.groups import flatten
 from ensemblekit.analysis.measures import MEASURES, Quantities, recorded_measures, sample_quantities
 from ensemblekit.analysis.member_numbers import SmallerEnsemble, smallest_equal_ensemble
 from ensemblekit.analysis.table_formats import value_text
+from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
 
 if TYPE_CHECKING:
@@ -74,7 +76,9 @@ class Evidence:
     def of(cls, run: Run) -> Evidence:
         """Collect the evidence of a finished run from its kept outputs."""
         kept, combiner = run.outputs("test"), run.combiner()
-        validation = run.outputs("validation") if run.validation else None
+        validation = None
+        with suppress(UsageError):  # without validation data
+            validation = run.outputs("validation")
         return cls(
             str(run.path),
             flatten(run.spec.to_dict()),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ RESAMPLES = 2000
 LEVEL = 0.95
 CHUNK_BYTES = 2**25
 """Memory for the counts of the test sets that are resampled at a time."""
+KEPT_BYTES = 2**26
+"""Resampled test sets up to this size are kept for the next statistic."""
 ROUNDING = 1e-6
 """Differences below this share of the values are due to the order of float32 sums."""
 
@@ -38,7 +41,7 @@ class Interval:
         return self.low <= 0 <= self.high
 
     def __neg__(self) -> Interval:
-        return Interval(-self.high, -self.low)
+        return Interval(0.0 - self.high, 0.0 - self.low)  # never a negative zero
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,26 @@ class SampleStatistic:
 
 def resampled_shares(num_samples: int, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Tensor]:
     """Yield, in chunks (R', N) of R resamples, the share that each sample has of a test set drawn with replacement."""
-    random = generator(seed, "bootstrap")
     chunk = max(1, CHUNK_BYTES // (4 * num_samples))
-    one = torch.ones(1)
+    draw = _kept_counts if num_samples * resamples <= KEPT_BYTES else _drawn_counts
+    for counts in draw(num_samples, resamples, seed, chunk):
+        yield counts.float() / num_samples
+
+
+@lru_cache(maxsize=2)  # for test and validation data
+def _kept_counts(num_samples: int, resamples: int, seed: int, chunk: int) -> list[Tensor]:
+    return list(_drawn_counts(num_samples, resamples, seed, chunk))
+
+
+def _drawn_counts(num_samples: int, resamples: int, seed: int, chunk: int) -> Iterator[Tensor]:
+    """Yield how often each sample is drawn, uint8 (R', N); more than 255 times is as good as impossible."""
+    random = generator(seed, "bootstrap")
+    one = torch.ones(1, dtype=torch.uint8)
     for start in range(0, resamples, chunk):
         rows = min(chunk, resamples - start)
-        counts = torch.zeros(rows, num_samples)
+        counts = torch.zeros(rows, num_samples, dtype=torch.uint8)
         drawn = torch.randint(num_samples, (rows, num_samples), generator=random)
-        yield counts.scatter_add_(1, drawn, one.expand(rows, num_samples)) / num_samples
+        yield counts.scatter_add_(1, drawn, one.expand(rows, num_samples))
 
 
 def resampled(statistics: Sequence[SampleStatistic], resamples: int = RESAMPLES, seed: int = 0) -> Tensor:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
     from ensemblekit.runs.outputs import KeptOutputs
 
-CHOICES = 12
+CHOICES = 8
 """Random choices of members for each size."""
+WORTH_SAVING = 0.25
+"""Least share of the members whose saving is worth a word."""
 ACCURACY_TOLERANCE = 0.005
 """Gain in accuracy that does not count: half a percentage point."""
 LOSS_TOLERANCE = 0.01
@@ -67,8 +69,8 @@ def smallest_equal_ensemble(kept: KeptOutputs, combiner: Combiner) -> SmallerEns
         combiner: how the outputs are combined.
 
     Returns:
-        None if all members are needed, if noise hides whether they are, or if members cannot be left out: of one, of
-        several stochastic passes, or with weights that were fitted to all of them.
+        None if more than three quarters of the members are needed, if noise hides whether they are, or if members
+        cannot be left out: of one, of several stochastic passes, or with weights that were fitted to all of them.
     """
     num_members = len(kept.outputs)
     if num_members < 2 or num_members != combiner.num_members or combiner.fitted is not None or len(kept) < 2:
@@ -76,8 +78,8 @@ def smallest_equal_ensemble(kept: KeptOutputs, combiner: Combiner) -> SmallerEns
     outputs = combiner.learned(kept.outputs)
     targets = combiner.learned(kept.targets) if kept.targets.is_floating_point() else kept.targets
     whole = _quantities(outputs, targets, combiner)
-    low, high, found = 1, num_members - 1, None  # more members are hardly ever worse: bisection
-    while low <= high:
+    low, high, found = 1, max(1, int((1 - WORTH_SAVING) * num_members)), None
+    while low <= high:  # bisection: more members are hardly ever worse
         size = (low + high) // 2
         candidate = _compare(size, outputs, targets, combiner, whole)
         if candidate is not None:

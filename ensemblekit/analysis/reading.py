@@ -14,6 +14,7 @@ from torch import Tensor
 from ensemblekit.analysis.comparison import RunFacts
 from ensemblekit.analysis.groups import flatten
 from ensemblekit.analysis.measures import recorded_measures, sample_quantities, statistics_of
+from ensemblekit.analysis.sweeps import SWEEP_FILE, open_sweep
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ OpenRun = Callable[[Path], "Run"]
 """Opens a run with the plugins that a user has allowed."""
 Progress = Callable[[int, int], None]
 """Told how many of how many runs were read."""
-SWEEP_FILE = "sweep.toml"
 FIX = "give runs of one data set whose test data does not depend on the seed, or compare them one by one"
 
 
@@ -109,8 +109,6 @@ def read_runs(
 
 def _expanded(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
     """Yield the runs; those of a sweep that have not finished are only noted."""
-    from ensemblekit.analysis.sweeps import open_sweep
-
     for path in paths:
         if not any(os.path.lexists(path / name) for name in (SWEEP_FILE, "run.json")):
             what = "not a run or a sweep directory" if path.exists() else "no such directory"
