@@ -12,18 +12,13 @@ if TYPE_CHECKING:
     from ensemblekit.analysis.run_list import ListedRun, list_runs
     from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
-        build_model,
         compare,
         datasets,
-        decompose,
-        draw_sample_weights,
-        evaluate,
         evaluate_run,
         load,
         load_spec,
         methods,
         models,
-        objective,
         open_run,
         report,
         resume,
@@ -46,6 +41,7 @@ if TYPE_CHECKING:
     from ensemblekit.data.loading import Batch, Data, Split, load_data
     from ensemblekit.data.scaling import TargetScaling
     from ensemblekit.data.splitting import hold_out
+    from ensemblekit.formulas import build_model, decompose, draw_sample_weights, evaluate, objective
     from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.members.stochastic import Noise
@@ -120,10 +116,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": (
-        "build_model compare datasets decompose draw_sample_weights evaluate evaluate_run load load_spec methods "
-        "models objective open_run report resume sweep train"
-    ),
+    "api": ("compare datasets evaluate_run load load_spec methods models open_run report resume sweep train"),
+    "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
     "analysis.run_list": "ListedRun list_runs",

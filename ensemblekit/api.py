@@ -7,16 +7,12 @@ them define an objective on the members' outputs; a `Trainer` trains the members
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ensemblekit.analysis import comparing
 from ensemblekit.analysis.comparison import Comparison
@@ -27,42 +23,19 @@ from ensemblekit.analysis.search_space import read_space
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweeping import SweepRequest
 from ensemblekit.analysis.sweeps import Sweep
-from ensemblekit.core import decomposition, metrics
-from ensemblekit.core.decomposition import Decomposition
-from ensemblekit.core.errors import NumericError, UsageError
-from ensemblekit.core.hooks import RunHooks
-from ensemblekit.core.losses import Loss
-from ensemblekit.core.objective import Objective
-from ensemblekit.core.plugin import Dataset, Method, Model, Plugin
-from ensemblekit.core.registry import PluginInfo, Registry, discover
-from ensemblekit.data.fingerprint import check_same_data
-from ensemblekit.data.in_memory import InMemoryData
-from ensemblekit.data.loading import Data, load_data
-from ensemblekit.data.python_data import split_parts
+from ensemblekit.core.registry import PluginInfo, Registry
+from ensemblekit.data.loading import Data
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.display.sweep_table import choose_sweep_display
 from ensemblekit.inference import evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
-from ensemblekit.inference.tables import data_of_file
-from ensemblekit.members.build import build_member
-from ensemblekit.members.python_model import ModelLike, NetworkLike, model_table, with_model
+from ensemblekit.members.python_model import NetworkLike
+from ensemblekit.members.python_specs import PluginLike, registry_of, spec_of, with_data
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.runs.manifests import Position
-from ensemblekit.runs.run import Run, read_run, read_spec
-from ensemblekit.spec import reader
-from ensemblekit.spec.reader import build_plugin
-from ensemblekit.spec.sections import DEFAULT_LOSS, Spec
-from ensemblekit.training.environment import environment
-from ensemblekit.training.interruption import stop_requests
-from ensemblekit.training.only_run import only_run_of_process
-from ensemblekit.training.resuming import check_can_go_on, finished_text
-from ensemblekit.training.trainer import Trainer
-
-MethodLike = Method | str | Mapping[str, Any]
-LossLike = Loss | str | Mapping[str, Any]
-PluginLike = str | Path | type[Plugin]
-"""A local Python file, or a plugin class."""
+from ensemblekit.runs.run import Run, read_run
+from ensemblekit.spec.sections import Spec
+from ensemblekit.training.sessions import train_new, train_on
 
 
 def load_spec(
@@ -88,7 +61,7 @@ def load_spec(
     Raises:
         SpecError: the spec is invalid; the error lists every problem.
     """
-    return _spec(source, overrides, _registry(plugins, model), model, in_memory)
+    return spec_of(source, overrides, registry_of(plugins, model), model, in_memory)
 
 
 def train(
@@ -129,8 +102,8 @@ def train(
         UsageError: another run is being trained in this process.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; continue with `resume`.
     """
-    registry = _registry(plugins, model)
-    spec, loaded = _with_data(_spec(spec, None, registry, model, in_memory=data is not None), data)
+    registry = registry_of(plugins, model)
+    spec, loaded = with_data(spec_of(spec, None, registry, model, in_memory=data is not None), data)
     with _display(progress) as display:
         return run_spec(spec, registry, out, [display], loaded, name)
 
@@ -165,7 +138,9 @@ def resume(
         Interrupted: as for `train`.
     """
     with _display(progress) as display:
-        return resume_run(path, _registry(plugins, model), [display], data, engine, device, epochs)
+        return resume_run(
+            path, registry_of(plugins, model), [display], data=data, engine=engine, device=device, epochs=epochs
+        )
 
 
 def open_run(path: str | Path, plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None) -> Run:
@@ -183,7 +158,7 @@ def open_run(path: str | Path, plugins: Iterable[PluginLike] = (), model: Networ
         RunError: there is no run, or its files are damaged.
         PluginError: a plugin of the run is not installed.
     """
-    return _read(RunDirectory.open(path), _registry(plugins, model))
+    return _read(RunDirectory.open(path), registry_of(plugins, model))
 
 
 def load(
@@ -204,7 +179,7 @@ def load(
         RunError: the run has not finished, or its files are damaged.
         PluginError: a plugin of the run is not installed.
     """
-    return loading.load_ensemble(Path(path), _registry(plugins, model), device)
+    return loading.load_ensemble(Path(path), registry_of(plugins, model), device)
 
 
 def evaluate_run(
@@ -236,9 +211,9 @@ def evaluate_run(
         DataError: the data cannot be read or does not fit.
         NumericError: outputs of the ensemble are not finite.
     """
-    registry = _registry(plugins, model)
+    registry = registry_of(plugins, model)
     ensemble = loading.load_ensemble(Path(path), registry, device)
-    return evaluation.evaluate_on(ensemble, _evaluation_data(ensemble, Path(path), data, registry), per_class)
+    return evaluation.evaluate_on(ensemble, evaluation.evaluation_data(ensemble, Path(path), data, registry), per_class)
 
 
 def sweep(
@@ -287,7 +262,7 @@ def sweep(
         Interrupted: Ctrl-C; call it again to continue.
     """
     files = [str(file) for file in plugins]
-    registry = _registry(files)
+    registry = registry_of(files)
     request = SweepRequest(spec, overrides, grid, seeds, variants, out, name)
     settings = SearchSettings(read_space(search), trials, minimise) if search else None
     listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
@@ -323,7 +298,7 @@ def compare(
         RunError: a path is neither a run nor a sweep, or no run is left.
         UsageError: runs were tested on different data, or no run has one of the keys.
     """
-    registry = _registry(plugins, model)
+    registry = registry_of(plugins, model)
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     keys = [by] if isinstance(by, str) else list(by)
     return comparing.compare(listed, lambda path: _read(RunDirectory.open(path), registry), keys, progress)
@@ -367,120 +342,22 @@ def write_report(
 ) -> WrittenReport:
     """Write a report, and return what is in it; arguments as for `report`, `progress` as for `compare`."""
     target = None if output is None else Path(output)
-    return writing.write_report(Path(path), target, _registry(plugins, model), data, progress)
-
-
-def objective(
-    method: MethodLike | Sequence[MethodLike],
-    outputs: Tensor,
-    target: Tensor,
-    loss: LossLike = DEFAULT_LOSS,
-    sample_weights: Tensor | None = None,
-) -> Tensor:
-    """Compute the objective of a method, or of several composed methods.
-
-    Args:
-        method: a method, its name or its table, or a list of these.
-        outputs: the members' raw outputs (M, B, C).
-        target: class indices (B,) or real values (B,) or (B, C).
-        loss: the loss that the method builds on, its name or its table.
-        sample_weights: weights (B, M) of the samples of this batch. Default: 1, also for methods that sample weights
-            in training (see `draw_sample_weights`).
-
-    Returns:
-        A scalar that can be differentiated.
-
-    Raises:
-        DataError: outputs, targets or weights do not fit.
-        NumericError: the objective is not finite.
-    """
-    run_objective = _objective(method, loss)
-    if not outputs.is_meta:
-        run_objective.loss.check_values(outputs, target)
-    value = run_objective(outputs, target, sample_weights)
-    if not outputs.is_meta and not bool(value.isfinite()):
-        run_objective.check_finite(outputs, target)
-        raise NumericError("the objective is not finite", fix="scale the outputs down, or use float64")
-    return value
-
-
-def draw_sample_weights(
-    method: MethodLike | Sequence[MethodLike],
-    num_samples: int,
-    num_members: int,
-    seed: int = 0,
-    targets: Tensor | None = None,
-) -> Tensor | None:
-    """Sample the weights (N, M) that a run of these methods with this seed would use; None if all are 1.
-
-    Args:
-        method: a method, its name or its table, or a list of these.
-        num_samples: number of training samples, N.
-        num_members: number of members, M.
-        seed: seed of the run.
-        targets: the training targets, class indices (N,) or real values (N, C), for methods that use them.
-    """
-    return _objective(method, DEFAULT_LOSS).hooks.sample_weights(num_samples, num_members, seed, targets)
-
-
-def decompose(outputs: Tensor, target: Tensor, loss: LossLike = DEFAULT_LOSS) -> Decomposition:
-    """Decompose the loss of the mean output into mean member loss, diversity and remainder, for any loss.
-
-    Args:
-        outputs: the members' raw outputs (M, B, C).
-        target: class indices (B,) or real values (B,) or (B, C).
-        loss: the loss, its name or its table.
-    """
-    chosen = _loss(loss)
-    chosen.check_values(outputs, target)
-    return decomposition.decompose(outputs, target, chosen)
-
-
-def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> dict[str, float]:
-    """Compute metrics of member outputs: accuracy, calibration, diversity … or, for real targets, MSE, R² …
-
-    Args:
-        outputs: the members' raw outputs (M, N, C).
-        target: class indices (N,) or real values (N,) or (N, C).
-        loss: the loss. Default: cross-entropy for class indices, the squared error for real targets.
-
-    Returns:
-        The metrics by name, as the documentation defines them, without the prefix of a split.
-
-    Raises:
-        NumericError: an output is not finite.
-    """
-    chosen = _loss(loss or ("mse" if target.is_floating_point() else DEFAULT_LOSS))
-    chosen.check_values(outputs, target)
-    return metrics.evaluate(outputs, target, chosen)
-
-
-def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:
-    """Build one member, (B, *input_shape) → (B, num_outputs), on the CPU: the first of an ensemble with this seed.
-
-    Args:
-        spec: the model, its name or its table.
-        input_shape: shape of one input, without the batch dimension.
-        num_outputs: outputs per sample.
-        seed: determines the initial weights; torch's global random generator is not used.
-    """
-    model = spec if isinstance(spec, Model) else build_plugin(Model, spec, _registry())
-    return build_member(model, tuple(input_shape), num_outputs, seed, member=0)
+    return writing.write_report(Path(path), target, registry_of(plugins, model), data, progress)
 
 
 def methods() -> Mapping[str, PluginInfo]:
     """Return the installed methods by name; a plugin is imported only by its `load`."""
-    return _registry().plugins("method")
+    return registry_of().plugins("method")
 
 
 def models() -> Mapping[str, PluginInfo]:
     """Return the installed base models by name."""
-    return _registry().plugins("model")
+    return registry_of().plugins("model")
 
 
 def datasets() -> Mapping[str, PluginInfo]:
     """Return the installed data sets by name."""
-    return _registry().plugins("dataset")
+    return registry_of().plugins("dataset")
 
 
 class RunTraining:
@@ -507,64 +384,12 @@ def run_spec(
     name: str = "run",
 ) -> Run:
     """Train a spec with the plugins of a registry; see `train`."""
-    with only_run_of_process(), stop_requests() as stop:
-        claim = RunDirectory.claim(out) if out else RunDirectory.claim_next(name)
-        with claim as directory:
-            Trainer(spec, directory, data, listeners, stop=stop).train(registry)
-    return _read(directory, registry)
+    return _read(train_new(spec, registry, out, listeners, data, name), registry)
 
 
-def resume_run(
-    path: str | Path,
-    registry: Registry,
-    listeners: Iterable[object] = (),
-    data: Any = None,
-    engine: str | None = None,
-    device: str | None = None,
-    epochs: int | None = None,
-) -> Run:
-    """Resume a run with the plugins of a registry; see `resume`."""
-    directory = RunDirectory.open(path)
-    listeners = list(listeners)
-    with only_run_of_process(), stop_requests() as stop, directory.lock():
-        stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
-        directory.restore_spec()
-        if not directory.has_environment:
-            recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
-            directory.restore_environment(environment(recorded, registry))
-        spec = read_spec(directory, registry)
-        if epochs is not None:
-            spec = _lengthened(directory, spec, epochs, registry)
-        if directory.needs_training():
-            elsewhere = {"engine.name": engine, "engine.device": device}
-            spec = _changed(directory, {key: value for key, value in elsewhere.items() if value}, spec, registry)
-            spec, loaded = _with_data(spec, data)
-            Trainer(spec, directory, loaded, listeners, stop=stop).resume()
-        else:
-            _tell_finished(directory, listeners)
-    return _read(directory, registry)
-
-
-def _tell_finished(directory: RunDirectory, listeners: Sequence[object]) -> None:
-    """Say that a run has finished, and what of it was found damaged or lost, which is recorded too."""
-    if directory.damage:
-        directory.write_status("finished", notices=[*directory.notices, *directory.damage])
-    for text in (*directory.damage, finished_text(directory.path, len(directory.read_metrics()))):
-        RunHooks([], listeners).call.notice(text=text)
-
-
-def _lengthened(directory: RunDirectory, spec: Spec, epochs: int, registry: Registry) -> Spec:
-    """Change a run to another number of epochs, if its methods can; returns its new spec."""
-    longer = _changed(directory, {"training.epochs": epochs}, spec, registry)
-    position = directory.newest_position or Position(0)
-    check_can_go_on(spec, longer, position)
-    if longer.training.epochs != spec.training.epochs:
-        directory.lengthen(longer.to_toml(), position.epoch)
-    return longer
-
-
-def _changed(directory: RunDirectory, overrides: Mapping[str, Any], spec: Spec, registry: Registry) -> Spec:
-    return reader.load_spec(directory.path / "spec.toml", overrides, registry) if overrides else spec
+def resume_run(path: str | Path, registry: Registry, listeners: Iterable[object] = (), **options: Any) -> Run:
+    """Resume a run with the plugins of a registry; options as for `resume`."""
+    return _read(train_on(path, registry, listeners, **options), registry)
 
 
 @contextmanager
@@ -580,82 +405,5 @@ def _display(progress: bool | Progress) -> Iterator[Progress]:
         display.close()
 
 
-def _spec(
-    source: Spec | str | Path | Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    registry: Registry,
-    model: NetworkLike | None,
-    in_memory: bool,
-) -> Spec:
-    """Read a spec, with a model from Python in place of its own, if there is one."""
-    table = None if model is None else model_table(model, registry)
-    if not isinstance(source, Spec):
-        changes = {} if table is None else {"model": table}
-        default_names = {"data": InMemoryData().name} if in_memory else {}
-        return reader.load_spec(source, {**changes, **(overrides or {})}, registry, default_names=default_names)
-    if table is None:
-        return source
-    if source.groups:
-        raise UsageError("the groups of the spec have models of their own", "model", "leave out ensemble.groups")
-    return replace(source, model=build_plugin(Model, table, registry))
-
-
-def _with_data(spec: Spec, data: Any) -> tuple[Spec, Data | None]:
-    """Replace the data set of a spec by data from Python, if there is any."""
-    if data is None:
-        return spec, None
-    dataset = InMemoryData.in_place_of(spec.data)
-    return replace(spec, data=dataset), load_data(dataset.of(*split_parts(data)), spec.seed)
-
-
-def _evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registry) -> Data:
-    """Load the data that the ensemble of a run is evaluated on."""
-    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
-        return data_of_file(ensemble, Path(data))
-    if data is not None and not isinstance(data, str | Mapping):
-        return evaluation.python_data(ensemble, split_parts(data)[-1])
-    dataset = ensemble.spec.data if data is None else build_plugin(Dataset, data, registry)
-    loaded = load_data(dataset, ensemble.spec.seed)
-    if data is None:
-        check_same_data(RunDirectory.open(path).environment.get("data"), loaded.fingerprint, dataset.name)
-    evaluation.check_form(ensemble, loaded)
-    return loaded
-
-
 def _read(directory: RunDirectory, registry: Registry) -> Run:
     return read_run(directory, registry, RunLoader(directory, registry))
-
-
-def _registry(plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None) -> Registry:
-    """Return the registry of the installed plugins, those of local files and those passed in Python."""
-    plugins = [plugins] if isinstance(plugins, str | Path | type) else list(plugins)
-    files = [plugin for plugin in plugins if isinstance(plugin, str | Path)]
-    classes = [plugin for plugin in plugins if not isinstance(plugin, str | Path)]
-    registry = _registry_of_files(files).with_classes(classes)
-    return registry if model is None else with_model(registry, model)
-
-
-def _registry_of_files(files: Iterable[str | Path]) -> Registry:
-    """Return the registry of the installed plugins and those of local files; a file is executed once per version."""
-    versions = tuple((str(file), Path(file).stat().st_mtime_ns if Path(file).exists() else 0) for file in files)
-    return _discovered(tuple(sys.path), versions)
-
-
-@cache
-def _discovered(search_path: tuple[str, ...], versions: tuple[tuple[str, int], ...]) -> Registry:
-    return discover(file for file, _ in versions)
-
-
-def _is_file(data: str, registry: Registry) -> bool:
-    """Whether a text is the path of a file rather than the name of a data set."""
-    return data not in registry.plugins("dataset") and ("." in data or "/" in data or Path(data).exists())
-
-
-def _objective(method: MethodLike | Sequence[MethodLike], loss: LossLike) -> Objective:
-    listed = method if isinstance(method, Sequence) and not isinstance(method, str) else [method]
-    methods = [entry if isinstance(entry, Method) else build_plugin(Method, entry, _registry()) for entry in listed]
-    return Objective(methods, _loss(loss))
-
-
-def _loss(loss: LossLike) -> Loss:
-    return loss if isinstance(loss, Loss) else build_plugin(Loss, loss, _registry())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +12,37 @@ from torch import Tensor
 from ensemblekit.core.confusion import class_report, confusion_matrix
 from ensemblekit.core.errors import DataError, UsageError
 from ensemblekit.core.metrics import evaluate, flat_metrics
+from ensemblekit.core.plugin import Dataset
+from ensemblekit.core.registry import Registry
+from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.image_dataset import ImageDataset
-from ensemblekit.data.loading import Data, Split
-from ensemblekit.data.python_data import read_parts
+from ensemblekit.data.loading import Data, Split, load_data
+from ensemblekit.data.python_data import read_parts, split_parts
 from ensemblekit.data.sources import TensorSource, make_source
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.outputs import check_finite
+from ensemblekit.inference.tables import data_of_file
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.spec.reader import build_plugin
+
+
+def evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registry) -> Data:
+    """Load the data that the ensemble of a run is evaluated on."""
+    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
+        return data_of_file(ensemble, Path(data))
+    if data is not None and not isinstance(data, str | Mapping):
+        return python_data(ensemble, split_parts(data)[-1])
+    dataset = ensemble.spec.data if data is None else build_plugin(Dataset, data, registry)
+    loaded = load_data(dataset, ensemble.spec.seed)
+    if data is None:
+        check_same_data(RunDirectory.open(path).environment.get("data"), loaded.fingerprint, dataset.name)
+    check_form(ensemble, loaded)
+    return loaded
+
+
+def _is_file(data: str, registry: Registry) -> bool:
+    """Whether a text is the path of a file rather than the name of a data set."""
+    return data not in registry.plugins("dataset") and ("." in data or "/" in data or Path(data).exists())
 
 
 def check_form(ensemble: Ensemble, data: Data) -> None:

@@ -138,13 +138,17 @@ class Trainer:
                 self.saver.save(0)
                 self._run()
 
+    def check_same_data(self) -> None:
+        """Raise a `DataError` unless the data is that of the run in the directory."""
+        check_same_data(self.directory.environment.get("data"), self.data.fingerprint, self.spec.data.name)
+
     def resume(self) -> None:
         """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again.
 
         torch uses as many threads as when the run was started, where it can.
         """
+        self.check_same_data()
         recorded = self.directory.environment
-        check_same_data(recorded.get("data"), self.data.fingerprint, self.spec.data.name)
         starts_again = self.directory.has_saved_nothing
         row = "started again: it was stopped before its first checkpoint" if starts_again else self._restore_last()
         self.directory.write_status("running")

@@ -17,6 +17,7 @@ import ensemblekit as ek
 from ensemblekit.api import run_spec
 from ensemblekit.inference.evaluation import evaluate_on
 from ensemblekit.inference.prediction import predict_files
+from ensemblekit.members.python_specs import registry_of
 from ensemblekit.testing.toy_run import CopyAfterEpoch, trained_weights
 
 NUM_ROWS = 80
@@ -169,7 +170,7 @@ def test_a_resumed_regression_is_bit_identical_from_any_directory(tmp_path, monk
     data = {"name": "table", "path": "rows.csv", "target": "price", "ignore": ["label"]}
     stopped = tmp_path / "stopped"
     spec = ek.load_spec({**SPEC, "data": data})
-    whole = run_spec(spec, ek.api._registry(), "whole", [CopyAfterEpoch(1, stopped)])
+    whole = run_spec(spec, registry_of(), "whole", [CopyAfterEpoch(1, stopped)])
     monkeypatch.chdir("/")
     resumed = ek.resume(stopped, progress=False)
     assert resumed.metrics == whole.metrics

@@ -190,3 +190,9 @@ def test_an_ensemble_of_a_model_from_python_can_be_pickled(tmp_path):
     twin = pickle.loads(pickle.dumps(ensemble))
     assert torch.equal(twin(INPUTS), ensemble(INPUTS))
     assert twin.spec.to_dict() == ensemble.spec.to_dict()
+
+
+def test_an_instance_of_a_plugin_is_not_a_plugin_class():
+    plugin = ek.methods()["gncl"].load()()
+    with pytest.raises(ek.UsageError, match="expected a plugin class or the path of a file, got a GNCL"):
+        ek.load_spec({"data": "digits", "model": "mlp"}, plugins=[plugin])

@@ -213,3 +213,17 @@ def test_fewer_epochs_than_finished_are_refused_in_python(tmp_path):
     ek.train(small_spec(), tmp_path / "run", progress=False)
     with pytest.raises(UsageError, match="ask for more than 3"):
         ek.resume(tmp_path / "run", progress=False, epochs=2)
+
+
+def test_a_finished_run_stays_finished_if_it_cannot_go_on(tmp_path):
+    """Nothing of a finished run is given up before the data of the longer run is there."""
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    data = (inputs, (inputs.sum(dim=1) > 0).long())
+    spec = {"model": {"name": "linear"}, "training": {"epochs": 1}, "engine": {"name": "sequential", "device": "cpu"}}
+    run = ek.train(spec, tmp_path / "run", progress=False, data=data, model=lambda: torch.nn.Linear(3, 2))
+    for other in (None, (inputs, 1 - data[1])):
+        with pytest.raises(ek.DataError):
+            ek.resume(run.path, progress=False, data=other, model=lambda: torch.nn.Linear(3, 2), epochs=3)
+    assert ek.open_run(run.path, model=lambda: torch.nn.Linear(3, 2)).metrics == run.metrics
+    longer = ek.resume(run.path, progress=False, data=data, model=lambda: torch.nn.Linear(3, 2), epochs=3)
+    assert len(longer.history) == 3
