@@ -1,0 +1,38 @@
+"""The command compare on tiny trained runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers.commands import last_error, run
+from helpers.tiny_runs import train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [str(train(folder / f"r{epochs}", epochs=epochs).path) for epochs in (1, 2)]
+
+
+def test_every_form_of_output_and_the_figure(runs, tmp_path):
+    figure = tmp_path / "figure.svg"
+    assert "epochs=1" in run("compare", *runs, "--plot", str(figure)).stdout
+    assert figure.read_text().startswith("<?xml")
+    found = json.loads(run("compare", *runs, "--json").stdout)
+    assert [row["training.epochs"] for row in found["rows"]] == [1, 2]
+    assert run("compare", *runs, "--csv").stdout.startswith("group,training.epochs,seeds,accuracy")
+    assert "| epochs=1 |" in run("compare", *runs, "--markdown").stdout
+    assert "\\toprule" in run("compare", *runs, "--latex").stdout
+
+
+def test_bad_input_is_refused(runs, tmp_path):
+    for arguments, code in (
+        ([str(tmp_path / "none")], 5),
+        ([*runs, "--json", "--csv"], 2),
+        ([*runs, "--plot", "figure.doc"], 2),
+        ([*runs, "--by", "training.epoch"], 2),
+    ):
+        result = run("compare", *arguments)
+        assert result.exit_code == code
+        assert last_error(result).startswith("error: ")
