@@ -137,11 +137,12 @@ def underfitting(evidence: Evidence) -> Advice | None:
 
 def _against_underfitting(spec: Mapping[str, Any]) -> tuple[str, str]:
     weight = spec.get("method.lambda")
-    joint = spec.get("method.name") == "end_to_end" or weight == 1
-    if joint or spec.get("ensemble.members") == 1:
+    if spec.get("ensemble.members") == 1 or not isinstance(weight, int | float) or weight >= 1:
         return "Train longer, or use larger members.", BUSCHJAEGER
-    now = f" than {weight:g}" if isinstance(weight, int | float) and spec.get("method.name") == "gncl" else ""
-    return f"A larger λ{now} of gncl, up to end-to-end training (λ = 1), may help; so may larger members.", BUSCHJAEGER
+    return (
+        f"A larger λ than {weight:g}, up to end-to-end training (λ = 1), may help; so may larger members.",
+        BUSCHJAEGER,
+    )
 
 
 def collusion(evidence: Evidence) -> Advice | None:

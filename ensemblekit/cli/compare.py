@@ -62,7 +62,7 @@ def compare(
     as_latex: bool,
     plugin_files: Sequence[str],
 ) -> None:
-    """Compare runs, and the runs of sweeps, on the test data that they share.
+    """Compare runs and sweeps in one table, with a figure and advice.
 
     A row for each group of runs that differ only by their seed: mean ± standard deviation. The best value of a column
     has a star only if the 95 % interval of its difference from every other row excludes 0 (paired bootstrap over test

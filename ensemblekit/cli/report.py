@@ -25,7 +25,7 @@ from ensemblekit.cli.options import json_option, plugin_option
 @plugin_option
 @json_option
 def report(path: Path, output: Path | None, open_page: bool, plugin_files: Sequence[str], as_json: bool) -> None:
-    """Write a report of a run or a sweep: one HTML page that needs nothing but itself.
+    """Write one HTML page about a run or a sweep.
 
     It shows the result, the learning curves, the members against the ensemble, the decomposition of the loss,
     calibration, how many members are worth it, classes, samples worth a look, time, environment and the command to
