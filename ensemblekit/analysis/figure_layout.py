@@ -143,7 +143,7 @@ class _Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Label the numbers, but not more than fit."""
-        every = math.ceil(len(self.numbers) / MAX_TICKS)
+        every = max(1, math.ceil(len(self.numbers) / MAX_TICKS))
         return [(self.position(number), f"{number:g}") for number in self.numbers[::every]]
 
 

@@ -20,6 +20,7 @@ MAX_RUNS = 10_000
 """The largest number of runs of a sweep; more are a mistake."""
 _MAX_NAME = 150
 """Characters of a run's name: file systems allow 255 bytes."""
+SPLIT_SEED = "data.split_seed"
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,14 @@ class PlannedRun:
     varied: tuple[str, ...] = ()
     """The overrides that the name shows: those of the grid."""
     name: str = ""
+    split_seed: int | None = None
+    """The seed of the splits that all runs of the sweep share; None if the spec itself decides."""
 
     @property
     def all_overrides(self) -> dict[str, Any]:
-        """The overrides and the seed."""
-        return {**self.overrides, "seed": self.seed}
+        """The overrides, the seed and that of the splits."""
+        shared = self.split_seed is not None and SPLIT_SEED not in self.overrides
+        return {**self.overrides, **({SPLIT_SEED: self.split_seed} if shared else {}), "seed": self.seed}
 
     @property
     def identity(self) -> str:
@@ -92,8 +96,10 @@ def _values(item: str) -> list[Any]:
     return [parsed["value"]] if len(parsed) == 1 else [item]
 
 
-def combinations(section: SweepSection, first_seed: int) -> list[PlannedRun]:
+def combinations(section: SweepSection, first_seed: int, split_seed: int | None = None) -> list[PlannedRun]:
     """List the runs of a sweep, without names; the first seed of all combinations comes first.
+
+    Runs with different seeds share their splits, by `split_seed`, so that they can be compared sample by sample.
 
     Raises:
         UsageError: there are too many runs.
@@ -109,7 +115,8 @@ def combinations(section: SweepSection, first_seed: int) -> list[PlannedRun]:
             for values in product(*grid.values()):
                 chosen = dict(zip(grid, values, strict=True))
                 name = variant.name if section.variants else ""
-                runs.append(PlannedRun(name, {**variant.set, **chosen}, seed, tuple(grid)))
+                overrides = {**variant.set, **chosen}
+                runs.append(PlannedRun(name, overrides, seed, tuple(grid), split_seed=split_seed))
     return runs
 
 

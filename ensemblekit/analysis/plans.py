@@ -108,7 +108,9 @@ def make_plan(
     _check_toml(tables)
     section, first_seed = read_section(tables, registry, label)
     base = {key: value for key, value in tables.items() if key != "sweep"}
-    planned = with_names(combinations(section, first_seed), known)
+    data = base.get("data")
+    decides = data is None or (isinstance(data, Mapping) and "split_seed" in data)
+    planned = with_names(combinations(section, first_seed, None if decides else first_seed), known)
     specs = validated_specs(base, planned, registry, label)
     kept, notes = _without_duplicates(planned, specs)
     return SweepPlan(base, section, tuple(kept), {run.name: specs[run.name] for run in kept}, tuple(notes))

@@ -237,7 +237,7 @@ class LastData:
 
     def load(self, spec: Spec) -> Data:
         """Load the data of a spec, or return what was loaded last."""
-        key = (spec.data.key, spec.seed)
+        key = (spec.data.key, spec.seed if spec.data.split_seed is None else spec.data.split_seed)
         if self.data is None or key != self.key:
             self.data = None  # before the next is loaded: both may not fit in memory
             self.data, self.key = load_data(spec.data, spec.seed), key

@@ -246,6 +246,9 @@ class Dataset(Plugin):
         None, ge=1, description="number of training samples to use, stratified; validation samples are not limited"
     )
     limit_test: int | None = Field(None, ge=1, description="number of test samples to use, stratified")
+    split_seed: int | None = Field(
+        None, ge=0, lt=2**63, description="seed of the splits and limits, if it is not the seed of the run"
+    )
     storage: Literal["auto", "memory", "stream"] = Field(
         "auto",
         description="keep samples in memory, or stream them from disk; auto: memory if they fit in a quarter of it",

@@ -182,7 +182,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
 
     Args:
         dataset: A data set plugin, for example ``Digits(validation_fraction=0.2)``.
-        seed: Seed of the splits.
+        seed: Seed of the splits, unless the data set has its own `split_seed`.
 
     Returns:
         The training, validation and test splits, in memory on the CPU or as streams.
@@ -191,6 +191,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
         DataError: Data is missing, or a sample cannot be read or has a wrong shape, dtype or target.
         PluginError: The data set does not return what its `info` declares.
     """
+    seed = seed if dataset.split_seed is None else dataset.split_seed
     splits = dataset.load(seed)
     _check_splits(splits, dataset)
     sources = _make_sources(splits, dataset, seed)
@@ -235,6 +236,7 @@ def load_test_source(dataset: Dataset, seed: int) -> Source:
         DataError: Data is missing.
         PluginError: The data set does not return what its `info` declares.
     """
+    seed = seed if dataset.split_seed is None else dataset.split_seed
     splits = dataset.load(seed)
     _check_splits(splits, dataset)
     return _make_sources(splits, dataset, seed)["test"]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ensemblekit as ek
 from ensemblekit.core.errors import DataError
 from ensemblekit.data.splitting import hold_out, limit
 
@@ -64,3 +65,14 @@ def test_limited_classes_are_never_off_their_proportion_by_one(sizes: list[int],
     assert len(kept) == len(kept.unique()) == wanted
     exact = torch.tensor(sizes) * wanted / len(targets)
     assert bool(((targets[kept].bincount(minlength=len(sizes)) - exact).abs() < 1).all())
+
+
+def test_a_split_seed_fixes_the_samples_of_runs_with_different_seeds():
+    dataset = ek.datasets()["digits"].load()
+    parts = {"limit_train": 60, "limit_test": 40}
+    first, second = (ek.load_data(dataset(split_seed=7, **parts), seed) for seed in (1, 2))
+    by_run = ek.load_data(dataset(**parts), 1)
+    for name in ("train", "validation", "test"):
+        assert torch.equal(getattr(first, name).inputs, getattr(second, name).inputs)
+    assert not torch.equal(first.test.inputs, by_run.test.inputs)
+    assert torch.equal(ek.load_data(dataset(**parts), 7).test.inputs, first.test.inputs)
