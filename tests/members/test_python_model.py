@@ -190,3 +190,31 @@ def test_an_ensemble_of_a_model_from_python_can_be_pickled(tmp_path):
     twin = pickle.loads(pickle.dumps(ensemble))
     assert torch.equal(twin(INPUTS), ensemble(INPUTS))
     assert twin.spec.to_dict() == ensemble.spec.to_dict()
+
+
+class SharesALayer(nn.Module):
+    """A network whose last layer is made once, with the class."""
+
+    last = nn.Linear(4, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.last = type(self).last
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.first(inputs))
+
+
+ONE_NETWORK = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("method", ["independent", {"name": "boosting", "schedule": "stagewise"}], ids=str)
+@pytest.mark.parametrize(
+    ("model", "shared"), [(lambda: ONE_NETWORK, "weight"), (SharesALayer, "last.weight")], ids=["network", "layer"]
+)
+def test_members_that_share_parameters_are_refused(model, shared, method, tmp_path):
+    with pytest.raises(PluginError, match=rf'members 0 and 1 of model "python" share "{shared}"') as error:
+        train(tmp_path / "run", model, {**SPEC, "training": {"epochs": 2, "batch_size": 16}, "method": method})
+    assert "would not be independent" in error.value.what
+    assert "build a new network" in error.value.fix
