@@ -25,7 +25,7 @@ def build_members(
         member = build_member(model, input_shape, num_outputs, seed, index)
         check_independent(member, index, model, members)
         twin = first_with.setdefault(_digest(member), index)
-        if twin != index:
+        if twin != index and member.state_dict():  # without weights members may be equal on purpose
             raise PluginError(
                 f'members {twin} and {index} of model "{model.name}" start with equal weights and would stay equal',
                 "build()",

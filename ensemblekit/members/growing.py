@@ -47,6 +47,9 @@ class GrowingMembers:
             if bf16 and (reason := declared.get("autocast")):
                 what = f'model "{model.name}" does not support bf16: {reason}'
                 raise UsageError(what, "engine.precision", 'set it to "float32"')
+        if all(state.frozen for state in self.states):
+            what = "no member has parameters to learn"
+            raise UsageError(what, "model", "use a model with a layer that has parameters, such as nn.Linear")
         layers = [layer for state in self.states for layer in state.network.modules()]
         if single_samples and any(isinstance(layer, nn.BatchNorm1d) for layer in layers):
             what = "batch norm cannot be trained on a batch of a single sample"
@@ -97,7 +100,9 @@ class GrowingMembers:
     def _state(self, network: nn.Module, model: Model, index: int) -> MemberState:
         if model.key not in self._uses_global_rng:
             self._uses_global_rng[model.key] = uses_global_rng(network, self.info.input_shape)
-        return MemberState(network.to(self.device), model, index, uses_global_rng=self._uses_global_rng[model.key])
+        state = MemberState(network.to(self.device), model, index, uses_global_rng=self._uses_global_rng[model.key])
+        state.frozen = not state.can_learn  # no optimizer accepts an empty list of parameters
+        return state
 
     def network_tensors(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all networks, by names that begin with `members.INDEX.`."""
