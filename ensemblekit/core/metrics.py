@@ -83,7 +83,8 @@ def evaluate(
         restore: converts standardised values (…, C) to the original units, in which errors of regression are reported.
 
     Returns:
-        The metrics by name, without the prefix of a split. The bound on the remainder is left out if the loss has none.
+        The metrics by name, without the prefix of a split. The bound on the remainder is left out if the loss has none
+        or if it overflows.
 
     Raises:
         NumericError: an output is not finite; the error names the member and the sample.
@@ -99,7 +100,8 @@ def evaluate(
         "diversity": parts.diversity,
         "remainder": parts.remainder,
     }
-    if parts.remainder_bound is not None:
+    # the cube of large outputs overflows long before the other terms do: an infinite bound says nothing
+    if parts.remainder_bound is not None and bool(parts.remainder_bound.isfinite()):
         metrics["remainder_bound"] = parts.remainder_bound
     if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
         metrics |= regression_metrics(outputs, combined, target, restore)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
+import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from ensemblekit.data.splitting import hold_out
 
 _SPLITS = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}
 """The splits that one, two or three parts stand for; of a single part the test split is held out."""
+
+MANY_CLASSES, MANY_TIMES = 1000, 10
+"""Labels that need more outputs than both this number and so many times the distinct labels are not class indices."""
 
 
 def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> Data:
@@ -84,8 +89,9 @@ class InMemoryData(ImageDataset):
         input_shape = tuple(as_input(first, self.size, f"{label} sample 0").shape)
         if train.targets.is_floating_point():
             return DataInfo("regression", input_shape, train.targets[0].numel())
-        largest = max(int(samples.targets.max()) for samples in self._samples.values())
-        return DataInfo("classification", input_shape, len(train.classes) if train.classes else 1 + largest)
+        if train.classes:
+            return DataInfo("classification", input_shape, len(train.classes))
+        return DataInfo("classification", input_shape, _num_classes(list(self._samples.values()), label))
 
     def load(self, seed: int) -> Splits:
         if self._samples is None or self._info is None:
@@ -121,3 +127,13 @@ class InMemoryData(ImageDataset):
         targets = check_targets(samples.targets, self._info, label)
         kept, held_out = hold_out(targets, self.test_fraction, generator(seed, "given", "test"))
         return {"train": kept, "test": held_out}
+
+
+def _num_classes(parts: Sequence[Samples], label: str) -> int:
+    """Return one more than the largest label; a `DataError` if nearly all of so many classes would have no sample."""
+    labels = torch.cat([samples.targets.flatten().unique().cpu() for samples in parts]).unique()
+    num_classes = 1 + int(labels.max())
+    if num_classes > MANY_CLASSES and num_classes > MANY_TIMES * len(labels):
+        what = f"labels run from {int(labels.min())} to {int(labels.max())}, but only {len(labels)} differ"
+        raise DataError(what, label, "number the classes from 0, or pass the labels as text")
+    return num_classes

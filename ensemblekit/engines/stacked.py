@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine, EngineSettings, Part, at_least_float32, backpropagate, sum_gradients
+from ensemblekit.engines.sequential import MemberPart
 from ensemblekit.engines.stacked_layers import StackedNetwork
 from ensemblekit.members.flat_parameters import FlatParameters, clip_per_member, per_tensor_state
 from ensemblekit.members.state import MemberState, OptimizerState
@@ -191,21 +192,24 @@ class StackedEngine(Engine):
         return None
 
     def groups(self, members: Sequence[MemberState]) -> list[list[int]]:
-        groups: dict[tuple[str, bool, int], list[int]] = {}
+        groups: dict[tuple[str, bool, int, int | None], list[int]] = {}
         for index, member in enumerate(members):
-            groups.setdefault((member.model.key, member.frozen, member.steps), []).append(index)
+            alone = index if _has_no_tensors(member.network) else None
+            groups.setdefault((member.model.key, member.frozen, member.steps, alone), []).append(index)
         return list(groups.values())
 
     def make_part(self, members: Sequence[MemberState]) -> Part:
+        if _has_no_tensors(members[0].network):  # there is nothing to stack
+            return MemberPart(members, self.objective, self.settings)
         return Stack(members, self.objective, self.settings)
 
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
     ) -> tuple[Tensor, Tensor]:
         stack, *others = self.parts
-        assert isinstance(stack, Stack)
         if others or stack.frozen or self.settings.recompute or self.objective.has_second_pass:
             return super().train_step(batch, weights, learning_rate, step)
+        assert isinstance(stack, Stack)
         # A shortcut of the step algorithm for a single stack: one backward pass from the objective to the parameters,
         # without a leaf in between. It saves about ten operations a step (benchmark rows tiny-16 and tiny-64).
         outputs = at_least_float32(stack.attached_outputs(batch.inputs, step))
@@ -213,6 +217,10 @@ class StackedEngine(Engine):
         stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
         stack.update(learning_rate)
         return value.detach(), outputs.detach()
+
+
+def _has_no_tensors(network: nn.Module) -> bool:
+    return next(network.parameters(), None) is None and next(network.buffers(), None) is None
 
 
 def _tensor(network: nn.Module, name: str) -> Tensor:

@@ -18,13 +18,14 @@ from ensemblekit.members.stochastic import make_reproducible, stochastic_layers,
 def build_members(
     models: Sequence[Model], input_shape: tuple[int, ...], num_outputs: int, seed: int
 ) -> list[nn.Module]:
-    """Build one network per model; raises a `PluginError` if two of them start with equal weights."""
+    """Build one network per model; raises a `PluginError` if two of them share weights or start with equal ones."""
     members: list[nn.Module] = []
     first_with: dict[bytes, int] = {}
     for index, model in enumerate(models):
         member = build_member(model, input_shape, num_outputs, seed, index)
+        check_independent(member, index, model, members)
         twin = first_with.setdefault(_digest(member), index)
-        if twin != index:
+        if twin != index and member.state_dict():  # without weights members may be equal on purpose
             raise PluginError(
                 f'members {twin} and {index} of model "{model.name}" start with equal weights and would stay equal',
                 "build()",
@@ -32,6 +33,31 @@ def build_members(
             )
         members.append(member)
     return members
+
+
+def check_independent(member: nn.Module, index: int, model: Model, others: Sequence[nn.Module]) -> None:
+    """Raise a `PluginError` if the new network of a member shares a parameter or buffer with one of the others.
+
+    Args:
+        member: the network, as it was built.
+        index: the member's index.
+        model: the model that has built it.
+        others: the networks of the members before it.
+    """
+    new = {address: name for name, address in reversed(_addresses(member))}  # the first name of each
+    for other_index, other in enumerate(others):
+        for _, address in _addresses(other):
+            if address in new:
+                what = f'members {other_index} and {index} of model "{model.name}" share "{new[address]}"'
+                fix = "build a new network, with new layers, in each call of build() or of the function in model=…"
+                raise PluginError(f"{what} and would not be independent", "build()", fix, plugin=model.name)
+
+
+def _addresses(network: nn.Module) -> list[tuple[str, int]]:
+    """Return the name of each parameter and buffer that has memory, with the address of that."""
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    pairs = [(name, value.untyped_storage().data_ptr()) for name, value in tensors]
+    return [(name, address) for name, address in pairs if address]
 
 
 def build_member(model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ensemblekit.core.errors import PluginError, RunError, UsageError
 from ensemblekit.core.plugin import DataInfo, Model
-from ensemblekit.members.build import build_member, build_members, samples_in_passes, uses_global_rng
+from ensemblekit.members.build import build_member, build_members, check_independent, samples_in_passes, uses_global_rng
 from ensemblekit.members.flat_parameters import per_tensor_state
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.sections import Spec
@@ -47,6 +47,9 @@ class GrowingMembers:
             if bf16 and (reason := declared.get("autocast")):
                 what = f'model "{model.name}" does not support bf16: {reason}'
                 raise UsageError(what, "engine.precision", 'set it to "float32"')
+        if all(state.frozen for state in self.states):
+            what = "no member has parameters to learn"
+            raise UsageError(what, "model", "use a model with a layer that has parameters, such as nn.Linear")
         layers = [layer for state in self.states for layer in state.network.modules()]
         if single_samples and any(isinstance(layer, nn.BatchNorm1d) for layer in layers):
             what = "batch norm cannot be trained on a batch of a single sample"
@@ -68,7 +71,9 @@ class GrowingMembers:
         if self.num_built >= len(self.spec.member_models):
             what = f"a method adds more than the {len(self.spec.member_models)} members of the spec"
             raise PluginError(what, "epoch_started", "raise ensemble.members", hook="epoch_started")
-        self.states.append(self._build(self.num_built))
+        state = self._build(self.num_built)
+        check_independent(state.network, len(self.states), state.model, [other.network for other in self.states])
+        self.states.append(state)
         self.num_built += 1
         self.changed = True
         return len(self.states) - 1
@@ -95,7 +100,9 @@ class GrowingMembers:
     def _state(self, network: nn.Module, model: Model, index: int) -> MemberState:
         if model.key not in self._uses_global_rng:
             self._uses_global_rng[model.key] = uses_global_rng(network, self.info.input_shape)
-        return MemberState(network.to(self.device), model, index, uses_global_rng=self._uses_global_rng[model.key])
+        state = MemberState(network.to(self.device), model, index, uses_global_rng=self._uses_global_rng[model.key])
+        state.frozen = not state.can_learn  # no optimizer accepts an empty list of parameters
+        return state
 
     def network_tensors(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of all networks, by names that begin with `members.INDEX.`."""
@@ -136,7 +143,11 @@ class GrowingMembers:
 
     def restore(self, tensors: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `state` returned; nothing changes if it does not fit."""
-        states = [self._restored(index, values, tensors) for index, values in enumerate(saved["slots"])]
+        states: list[MemberState] = []
+        for index, values in enumerate(saved["slots"]):
+            state = self._restored(index, values, tensors)
+            check_independent(state.network, index, state.model, [other.network for other in states])
+            states.append(state)
         self.states, self.num_built, self.changed = states, saved["built"], True
 
     def _restored(self, index: int, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> MemberState:

@@ -29,6 +29,11 @@ class MemberState:
     optimizer_state: OptimizerState = field(default_factory=dict)
 
     @property
+    def can_learn(self) -> bool:
+        """Whether its network has a parameter that training may change."""
+        return any(parameter.requires_grad for parameter in self.network.parameters())
+
+    @property
     def num_parameters(self) -> int:
         """The number of parameters of its network."""
         return sum(parameter.numel() for parameter in self.network.parameters())

@@ -37,7 +37,7 @@ from ensemblekit.runs.own_files import (
     check_own_files,
 )
 from ensemblekit.runs.record import RunRecord
-from ensemblekit.runs.starting import check_unused, is_abandoned, remove_abandoned
+from ensemblekit.runs.starting import check_unused, is_abandoned, no_run, remove_abandoned
 
 _HISTORY = "history"
 """The key of result.json for the rows of metrics.jsonl."""
@@ -123,10 +123,7 @@ class RunDirectory:
         check_own_files(path)
         if os.path.isfile(path / RUN):
             return cls(path, RunRecord.read(path))
-        if is_abandoned(path):
-            fix = f"start it again in the same directory: ensemblekit train … --out {path}"
-            raise RunError("the run was stopped while it started, before anything was saved", str(path), fix)
-        raise RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
+        raise no_run(path)
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the run for this process; a `RunError` names the process id if a living process holds the lock."""

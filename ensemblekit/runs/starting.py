@@ -55,6 +55,18 @@ def is_abandoned(path: Path) -> bool:
         return False
 
 
+def no_run(path: Path) -> RunError:
+    """Return the error for a directory without run.json; it says what the directory is and what can be done."""
+    names = set(os.listdir(path)) if path.is_dir() and os.access(path, os.R_OK) else set()
+    if names == {LOCK} or is_abandoned(path):
+        what = "nothing was saved here yet: the run was stopped while it started"
+        return RunError(what, str(path), f"start it again in the same directory: ensemblekit train SPEC --out {path}")
+    if {SPEC, CHECKPOINTS} <= names:
+        fix = f"restore {RUN}, or train again in another directory: ensemblekit train {path / SPEC} --out OTHER"
+        return RunError(f"{RUN} is missing", str(path), fix)
+    return RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
+
+
 def remove_abandoned(path: Path) -> None:
     """Remove the first files of a run; run.json first, so that what is left never looks like a run."""
     for name in (RUN, ENVIRONMENT, SPEC, METRICS):

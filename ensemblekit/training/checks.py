@@ -15,6 +15,9 @@ from ensemblekit.data.loading import Batch, Data
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.statistics import LOWER_RATE
 
+MAX_CLASSES = 5
+"""How many missing classes a notice lists."""
+
 
 def check_settings(spec: Spec, data: Data) -> None:
     """Raise a `UsageError` for a setting that would have no effect on this data."""
@@ -32,6 +35,26 @@ def settings_notices(spec: Spec, data: Data) -> Iterator[str]:
     batch_size, samples = spec.training.batch_size, len(data.train)
     if batch_size > samples:
         yield f"training.batch_size is {batch_size}, but there are only {samples} training samples: each step uses all"
+    if missing := _missing_classes(data):
+        yield _missing_classes_text(missing, data)
+
+
+def _missing_classes(data: Data) -> list[int]:
+    """Return the classes that no training sample has; none for regression."""
+    targets = data.train.targets
+    if data.info.task != "classification" or targets.is_meta:
+        return []
+    present = set(targets.clamp_min(0).unique().tolist())  # with a margin loss the first of two classes may be -1
+    return [index for index in range(data.info.num_outputs) if index not in present]
+
+
+def _missing_classes_text(missing: list[int], data: Data) -> str:
+    names = ", ".join(map(str, missing[:MAX_CLASSES]))
+    more = f" and {len(missing) - MAX_CLASSES} more" if len(missing) > MAX_CLASSES else ""
+    classes = f"{'class' if len(missing) == 1 else 'classes'} {names}{more}"
+    # a class in the middle may be rare, or lost to data.limit_train
+    question = ": are the classes numbered from 0?" if missing[0] == 0 and not data.classes else ""
+    return f"no training sample has {classes} of 0 to {data.info.num_outputs - 1}{question}"
 
 
 def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | None, num_outputs: int) -> None:

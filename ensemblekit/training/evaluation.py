@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -77,19 +77,25 @@ class Evaluator:
         return flat_metrics(metrics, split)
 
     def final_metrics(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of each split; a `NumericError` if a loss is not finite."""
+        """Return the metrics of each split; a `NumericError` if one is not finite."""
         if self.objective.hooks.fits_combiner:
             self.fit_combiner()
         metrics = {split: self.metrics(split) for split in self.splits}
         for split, values in metrics.items():
-            if not math.isfinite(values[f"{split}_loss"]):
-                raise NumericError(f"the final loss on the {split} data is not finite", self.where, LOWER_RATE)
+            check_metrics(values, f"on the {split} data", self.where)
         return metrics
 
     def member_metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics of each member, or of each pass of each network, on the test data."""
+        """Return the metrics of each member, or of each pass of each network, on the test data.
+
+        Raises:
+            NumericError: one of them is not finite.
+        """
         targets = self.splits["test"].targets
-        return member_metrics(self._outputs("test"), targets, self.objective.loss, self.restore)
+        rows = member_metrics(self._outputs("test"), targets, self.objective.loss, self.restore)
+        for index, row in enumerate(rows):
+            check_metrics(row, f"of member {index % (len(rows) // self.passes)} on the test data", self.where)
+        return rows
 
     def kept_outputs(self) -> dict[str, KeptOutputs]:
         """Return the outputs of the current members as a run keeps them, by the name of the split."""
@@ -117,6 +123,13 @@ class Evaluator:
             self.predictions[split] = outputs
             self.seconds[split] = time.perf_counter() - started  # the check has waited for the device
         return self.predictions[split]
+
+
+def check_metrics(metrics: Mapping[str, float], of_what: str, where: str) -> None:
+    """Raise a `NumericError` that names the first of the final metrics that is nan or infinite, if there is one."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NumericError(f"the final {name} {of_what} is not finite", where, LOWER_RATE)
 
 
 def check_outputs(outputs: Tensor, split: str, num_networks: int, where: str) -> None:

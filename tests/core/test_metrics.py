@@ -231,3 +231,11 @@ def test_the_entropy_of_version_0_1_0_is_that_of_the_combined_prediction():
 def test_every_metric_of_a_split_has_its_prefix():
     found = ek.evaluate(OUTPUTS, CLASSES)
     assert list(flat_metrics(found, "validation")) == [f"validation_{name}" for name in found]
+
+
+def test_a_bound_on_the_remainder_that_overflows_is_left_out_and_the_rest_is_as_computed():
+    outputs = torch.tensor([[[1e15, 0.0]], [[0.0, 1e15]]])
+    found = ek.evaluate(outputs, torch.tensor([0]))
+    assert "remainder_bound" not in found
+    assert math.isfinite(found["loss"])
+    assert ek.evaluate(1e10 * outputs, torch.tensor([0]))["diversity"] == math.inf

@@ -213,3 +213,25 @@ def test_a_run_on_one_data_set_is_resumed_with_it_on_the_same_split(tmp_path):
     with pytest.raises(ek.DataError, match=r"(?s)data passed in Python.*pass it with data="):
         ek.evaluate_run(whole.path)
     assert ek.evaluate_run(whole.path, data=data).keys() == whole.metrics.keys()
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_labels_that_are_no_class_indices_are_refused_before_a_network_is_built(as_dataset, tmp_path):
+    labels = torch.where(TARGETS == 0, 0, 5000)
+    data = TensorDataset(INPUTS, labels) if as_dataset else (INPUTS.numpy(), labels.numpy())
+    with pytest.raises(ek.DataError, match="labels run from 0 to 5000, but only 2 differ") as error:
+        ek.train(SPEC, tmp_path / "run", data=data, progress=False)
+    assert "number the classes from 0, or pass the labels as text" in error.value.fix
+    texts = [str(int(label)) for label in labels]
+    assert InMemoryData().of((INPUTS, texts))._info.num_outputs == 2
+
+
+@pytest.mark.parametrize(("largest", "accepted"), [(999, True), (1000, False)])
+def test_up_to_1000_classes_may_have_no_samples(largest, accepted):
+    data = InMemoryData()
+    labels = torch.where(TARGETS == 0, 0, largest)
+    if accepted:
+        assert data.of((INPUTS, labels))._info.num_outputs == largest + 1
+    else:
+        with pytest.raises(ek.DataError, match="only 2 differ"):
+            data.of((INPUTS, labels))

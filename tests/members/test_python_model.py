@@ -196,3 +196,31 @@ def test_an_instance_of_a_plugin_is_not_a_plugin_class():
     plugin = ek.methods()["gncl"].load()()
     with pytest.raises(ek.UsageError, match="expected a plugin class or the path of a file, got a GNCL"):
         ek.load_spec({"data": "digits", "model": "mlp"}, plugins=[plugin])
+
+
+class SharesALayer(nn.Module):
+    """A network whose last layer is made once, with the class."""
+
+    last = nn.Linear(4, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.last = type(self).last
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.first(inputs))
+
+
+ONE_NETWORK = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("method", ["independent", {"name": "boosting", "schedule": "stagewise"}], ids=str)
+@pytest.mark.parametrize(
+    ("model", "shared"), [(lambda: ONE_NETWORK, "weight"), (SharesALayer, "last.weight")], ids=["network", "layer"]
+)
+def test_members_that_share_parameters_are_refused(model, shared, method, tmp_path):
+    with pytest.raises(PluginError, match=rf'members 0 and 1 of model "python" share "{shared}"') as error:
+        train(tmp_path / "run", model, {**SPEC, "training": {"epochs": 2, "batch_size": 16}, "method": method})
+    assert "would not be independent" in error.value.what
+    assert "build a new network" in error.value.fix

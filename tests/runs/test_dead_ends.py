@@ -146,14 +146,26 @@ def test_a_directory_in_which_a_run_was_killed_while_it_started_is_taken_over(tm
     path.mkdir()
     (path / ".lock").write_text("4194305\n")
     LEFTOVERS[name](path)
-    if name != "nothing":
-        result = command("resume", str(path))
-        assert result.exit_code == 5
-        assert f"ensemblekit train … --out {path}" in last_error(result)
+    result = command("resume", str(path))
+    assert result.exit_code == 5
+    assert "nothing was saved here yet" in last_error(result)
+    assert f"ensemblekit train SPEC --out {path}" in last_error(result)
     run = create(path, "seed = 1\n")
     assert (path / "spec.toml").read_text() == "seed = 1\n"
     assert RunDirectory.open(path).environment == run.environment
     assert not list(path.glob(".writing-*"))
+
+
+def test_a_run_without_run_json_says_so_and_can_be_trained_again_elsewhere(unfinished, trained, tmp_path):
+    (unfinished / "run.json").unlink()
+    before = content(unfinished)
+    result = command("resume", str(unfinished))
+    assert result.exit_code == 5
+    assert "run.json is missing" in last_error(result)
+    assert f"ensemblekit train {unfinished / 'spec.toml'} --out OTHER" in last_error(result)
+    assert content(unfinished) == before
+    again = ek.train(unfinished / "spec.toml", tmp_path / "other", progress=False)
+    assert again.metrics == ek.open_run(trained).metrics
 
 
 VALUABLE: dict[str, Callable[[RunDirectory], Any]] = {

@@ -17,6 +17,7 @@ from ensemblekit.core.errors import NumericError
 from ensemblekit.display.console import Printer
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.training.checks import check_tensors
+from ensemblekit.training.evaluation import check_metrics
 from ensemblekit.training.model_selection import ModelSelection
 
 
@@ -53,6 +54,29 @@ def test_a_run_that_explodes_in_its_last_step_fails_and_keeps_the_checkpoint_bef
     assert checkpoints(tmp_path / "run") == ["epoch-000000"]
     assert ek.open_run(tmp_path / "run").status == "failed"
     assert_nothing_but_finite_numbers(tmp_path / "run")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "threaded", "stacked"])
+@pytest.mark.parametrize(
+    "method", ["independent", "gncl", "bagging", "end_to_end", "smcl", {"name": "gncl", "mode": "exact"}], ids=str
+)
+def test_a_run_with_final_metrics_that_are_not_finite_fails_although_its_weights_are_finite(method, engine, tmp_path):
+    """The loss of such a run may be finite in float32 where the diversity overflows."""
+    section = {"epochs": 1, "batch_size": 100, "optimizer": {"name": "sgd", "lr": 1e5}}
+    model = {"name": "mlp", "hidden": [16, 16], "batch_norm": False}
+    spec = small_spec(model=model, method=method, training=section, engine={"name": engine, "device": "cpu"})
+    with pytest.raises(NumericError) as error:
+        ek.train(spec, tmp_path / "run", progress=False)
+    assert error.value.exit_code == 6
+    assert "is not finite" in error.value.line
+    assert "keeps the checkpoint of epoch" in error.value.line
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert ek.open_run(tmp_path / "run").status == "failed"
+
+
+def test_a_final_metric_that_is_not_finite_is_named_with_its_split():
+    with pytest.raises(NumericError, match=r"the final test_diversity on the test data is not finite"):
+        check_metrics({"test_loss": 2.5e18, "test_diversity": math.inf}, "on the test data", "epoch 1")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

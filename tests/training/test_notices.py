@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from helpers.run_directory_children import create
 from helpers.small_runs import small_spec
 
@@ -63,3 +64,25 @@ def test_a_run_whose_diversity_runs_away_says_so(tmp_path):
     )
     run = ek.train(spec, tmp_path / "run", progress=False)
     assert len([text for text in run.notices if "members may drift apart without end" in text]) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([1, 2], "no training sample has class 0 of 0 to 2: are the classes numbered from 0?"),
+        ([0, 2], "no training sample has class 1 of 0 to 2"),
+        (
+            [3, 10],
+            "no training sample has classes 0, 1, 2, 4, 5 and 4 more of 0 to 10: are the classes numbered from 0?",
+        ),
+        ([0, 1], None),
+        ([0.0, 2.0], None),
+    ],
+    ids=str,
+)
+def test_classes_without_training_samples_are_said(labels, said, tmp_path):
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    spec = {"model": {"name": "mlp", "hidden": [4]}, "training": {"epochs": 1}, "ensemble": {"members": 2}}
+    data = (inputs, torch.tensor(labels * 20))
+    run = ek.train(spec | {"engine": {"name": "sequential"}}, tmp_path / "run", data=data, progress=False)
+    assert [text for text in run.notices if "no training sample" in text] == ([said] if said else [])
