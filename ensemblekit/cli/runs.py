@@ -180,7 +180,7 @@ def evaluate(
 
 def _print_evaluation(metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
     """Print the metrics, the decomposition of the loss, and a table of the classes."""
-    from ensemblekit.display.confusion import CLASS_COLUMNS, class_heading, class_rows, confusion_table
+    from ensemblekit.display.confusion import print_classes
     from ensemblekit.display.console import Printer
     from ensemblekit.display.summary import decomposition_line, metric_rows
 
@@ -189,16 +189,8 @@ def _print_evaluation(metrics: Mapping[str, float], details: Mapping[str, Any]) 
     if line := decomposition_line(metrics):
         printer.text()
         printer.text(line)
-    if not details:
-        return
-    printer.text()
-    printer.heading(class_heading(len(details["classes"])))
-    printer.table(CLASS_COLUMNS, class_rows(details["classes"]))
-    columns, rows = confusion_table(details["classes"], details["confusion"])
-    if rows:
-        printer.text()
-        printer.heading("samples by true class (row) and predicted class (column)")
-        printer.table(columns, rows)
+    if details:
+        print_classes(printer, details["classes"], details["confusion"])
 
 
 def _parse_data(text: str) -> Any:
