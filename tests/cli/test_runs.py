@@ -195,6 +195,23 @@ def test_predict_prints_csv(table):
     assert [line.split(",")[:3] for line in lines[1:]] == [["rows.csv", "1", "ant"], ["rows.csv", "2", "bee"]]
 
 
+@pytest.mark.parametrize("name", ["out.xlsx", "out.pq", "out.tsv"])
+def test_predict_refuses_an_extension_of_no_format_unless_one_is_chosen(table, tmp_path, name):
+    output = tmp_path / name
+    result = run("predict", "runs/x", table, "--output", str(output))
+    assert result.exit_code == 2
+    assert f'no format has the extension "{output.suffix}"' in last_error(result)
+    assert not output.exists()
+    assert run("predict", "runs/x", table, "--output", str(output), "--format", "csv").exit_code == 0
+    assert output.read_text().startswith("file,row,class")
+
+
+@pytest.mark.parametrize("name", ["out", "out.txt", "OUT.CSV"])
+def test_predict_writes_csv_to_text_files_and_files_without_an_extension(table, tmp_path, name):
+    assert run("predict", "runs/x", table, "--output", str(tmp_path / name)).exit_code == 0
+    assert (tmp_path / name).read_text().startswith("file,row,class")
+
+
 @pytest.mark.parametrize("option", [("--format", "json"), ("--json",)])
 def test_predict_prints_json(table, option):
     assert [answer["class"] for answer in json.loads(run("predict", "runs/x", table, *option).stdout)] == ["ant", "bee"]
