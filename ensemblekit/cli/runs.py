@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -129,9 +129,20 @@ def resume(
 
         given = {"engine": engine, "device": device, "epochs": epochs}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        with closing(choose_progress(quiet or as_json)) as progress:
+        with closing(choose_progress(quiet or as_json)) as progress, _training_files("put the file back at that path"):
             run = api.resume(run_path, progress=progress, plugins=plugin_files, **options)
         _print_run(run, quiet, as_json)
+
+
+@contextmanager
+def _training_files(fix: str) -> Iterator[None]:
+    """Say what to do about a file of a run's spec that is gone: a spec that was trained cannot be changed."""
+    try:
+        yield
+    except DataError as error:
+        if error.path is None or Path(error.path).exists():
+            raise
+        raise DataError(error.what, error.where, fix, path=error.path) from error
 
 
 def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
@@ -169,7 +180,12 @@ def evaluate(
     from ensemblekit.display.console import Printer
 
     other = None if data is None else _parse_data(data)
-    metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
+    with (
+        _training_files("put the file back at that path, or give it with --data FILE")
+        if data is None
+        else nullcontext()
+    ):
+        metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
     details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
     if as_json:
         flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
@@ -238,9 +254,11 @@ def predict(
     """Predict classes or values for new files, with uncertainty.
 
     FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. Otherwise they are CSV files with a
-    header: the columns of the training table, or the features in their order. A folder stands for all such files in
-    it and below it, a quoted pattern such as "new/*.png" for the files that match it, and - for standard input: one
-    image, or the rows of one CSV file.
+    header. For a run on a table they have its feature columns by name, in any order; other columns are left out. For
+    a run on arrays they have the features alone, in the order of the training data.
+
+    A folder stands for all such files in it and below it, a quoted pattern such as "new/*.png" for the files that match
+    it, and - for standard input: one image, or the rows of one CSV file.
 
     For classes: probability, share of members that agree, predictive entropy and mutual information (the part of the
     entropy that is due to disagreement). For values: standard deviation over the members.
