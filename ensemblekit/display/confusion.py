@@ -50,9 +50,7 @@ def confusion_table(
     return ("true class", *names), rows
 
 
-def print_classes(
-    printer: Printer, classes: Sequence[Mapping[str, Any]], confusion: Sequence[Sequence[int]]
-) -> None:
+def print_classes(printer: Printer, classes: Sequence[Mapping[str, Any]], confusion: Sequence[Sequence[int]]) -> None:
     """Print the table of classes and the confusion matrix; in place of what is too wide, how to get it."""
     columns, rows = CLASS_COLUMNS, class_rows(classes)
     if not printer.fits(columns, rows):  # without the names of other classes
