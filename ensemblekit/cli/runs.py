@@ -191,16 +191,33 @@ def evaluate(
         flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
         Printer().json({**flat, **(details if per_class else {})})
         return
-    _print_evaluation(metrics, details)
+    _print_evaluation(_evaluated(metrics, other), metrics, details)
 
 
-def _print_evaluation(metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
-    """Print the metrics, the decomposition of the loss, and a table of the classes."""
+def _evaluated(metrics: Mapping[str, Any], data: Any) -> str:
+    """Say on how many samples of which data metrics were computed; `data` is the parsed value of --data."""
+    from ensemblekit.core.registry import discover
+    from ensemblekit.inference.evaluation import Evaluation
+
+    if not isinstance(metrics, Evaluation):
+        return ""
+    count = f"{metrics.num_samples:,}"
+    if isinstance(data, str) and Path(data).is_file() and data not in discover().plugins("dataset"):
+        return f"{count} row{'s' * (metrics.num_samples != 1)} of {data}"
+    name = data.get("name") if isinstance(data, Mapping) else data
+    return f"{count} test sample{'s' * (metrics.num_samples != 1)} of {name or metrics.trained_on}"
+
+
+def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
+    """Print which data was evaluated, the metrics, the decomposition of the loss, and a table of the classes."""
     from ensemblekit.display.confusion import print_classes
     from ensemblekit.display.console import Printer
     from ensemblekit.display.summary import decomposition_line, metric_rows
 
     printer = Printer()
+    if evaluated:
+        printer.text(evaluated)
+        printer.text()
     printer.table(("of", "metric", "value"), metric_rows(metrics))
     if line := decomposition_line(metrics):
         printer.text()

@@ -12,7 +12,7 @@ MAX_LISTED_CLASSES = 20
 MAX_CONFUSION_CLASSES = 15
 """The confusion matrix of more classes is not shown."""
 _MAX_NAME = 12
-CLASS_COLUMNS = ("class", "samples", "recall", "precision", "most often taken for")
+CLASS_COLUMNS: tuple[str, ...] = ("class", "samples", "recall", "precision", "most often taken for")
 
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,20 @@ from ensemblekit.data.python_data import read_parts
 from ensemblekit.data.sources import TensorSource, make_source
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.outputs import check_finite
+
+
+class Evaluation(dict[str, Any]):
+    """Metrics by name, and how many samples they were computed on.
+
+    Args:
+        metrics: the metrics.
+        num_samples: the number of samples.
+        trained_on: name of the data set that the run was trained on.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], num_samples: int, trained_on: str) -> None:
+        super().__init__(metrics)
+        self.num_samples, self.trained_on = num_samples, trained_on
 
 
 def check_form(ensemble: Ensemble, data: Data) -> None:
@@ -46,7 +61,7 @@ def python_data(ensemble: Ensemble, part: Any) -> Data:
     return Data(ensemble.info, ensemble.classes, split, None, split)
 
 
-def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> dict[str, Any]:
+def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Evaluation:
     """Compute the metrics of an ensemble on the test split of data.
 
     Args:
@@ -68,7 +83,7 @@ def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> dict
     metrics: dict[str, Any] = flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))
     if per_class and ensemble.info.task == "classification":
         metrics |= _by_class(ensemble, combined, targets)
-    return metrics
+    return Evaluation(metrics, len(targets), ensemble.spec.data.name)
 
 
 def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:

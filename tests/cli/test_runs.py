@@ -23,6 +23,7 @@ from ensemblekit.core.errors import DataError, Interrupted
 from ensemblekit.core.hooks import RunHooks
 from ensemblekit.display.progress import PlainProgress, Progress
 from ensemblekit.inference import writing
+from ensemblekit.inference.evaluation import Evaluation
 
 CLASSES = {
     "classes": [
@@ -173,6 +174,19 @@ def test_evaluate_shows_every_metric(calls):
     assert ["members", "test_mean_member_loss", "0.098"] in lines
     assert {line[1] for line in lines[1 : len(METRICS) + 1]} == set(METRICS)
     assert "remainder 0.004\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((), "1,355 test samples of digits"),
+        (("--data", "diabetes"), "1,355 test samples of diabetes"),
+        (("--data", '{ name = "cifar10" }'), "1,355 test samples of cifar10"),
+    ],
+)
+def test_evaluate_begins_with_what_was_evaluated(monkeypatch, options, line):
+    monkeypatch.setattr(api, "evaluate_run", lambda path, **_: Evaluation(METRICS, 1355, "digits"))
+    assert run("evaluate", "runs/x", *options).stdout.splitlines()[0] == line
 
 
 def test_evaluate_shows_the_classes_and_their_confusion():

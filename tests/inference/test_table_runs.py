@@ -113,6 +113,13 @@ def test_a_file_with_another_delimiter_has_to_be_saved_with_that_of_the_run(trai
     assert last_error(result).endswith('save the file with the delimiter of the training table, ","')
 
 
+def test_an_evaluation_begins_with_the_number_of_samples_and_their_data(trained, monkeypatch):
+    monkeypatch.chdir(trained[0])
+    assert run("evaluate", "run").stdout.splitlines()[0] == "16 test samples of table"
+    assert run("evaluate", "run", "--data", "rows.csv").stdout.splitlines()[0] == f"{NUM_ROWS} rows of rows.csv"
+    assert "num_samples" not in json.loads(run("evaluate", "run", "--json").stdout)
+
+
 def test_a_training_file_that_was_moved_has_to_be_put_back(trained, tmp_path):
     folder, _, _ = trained
     rows, moved = folder / "rows.csv", folder / "moved.csv"
