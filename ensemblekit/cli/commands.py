@@ -148,7 +148,30 @@ def _usage_message(error: click.ClickException) -> str:
     command = context.command_path if context else "ensemblekit"
     if isinstance(error, click.NoSuchOption) and error.option_name == "--debug":
         return f"--debug stands before the command; in {command}; {command.replace(' ', ' --debug ', 1)} …"
+    hint = _setting_hint(error, context)
+    if hint:
+        return f"{error.message.rstrip('.')}; in {command}; {hint}"  # without click's guesses
     return f"{error.format_message().rstrip('.')}; in {command}; see {command} --help"
+
+
+def _setting_hint(error: click.ClickException, context: click.Context | None) -> str:
+    """Say how to set a key of the spec that was written as an option or with spaces; empty if none was."""
+    if context is None or not any(parameter.name == "settings" for parameter in context.command.params):
+        return ""
+    if isinstance(error, click.NoSuchOption):
+        keys = _keys_called(error.option_name.lstrip("-").replace("-", "_"))
+        return f"set it in the spec: {' or '.join(f'--set {key}=VALUE' for key in keys)}" if keys else ""
+    if isinstance(error, click.UsageError) and "unexpected extra argument" in error.message and "(=" in error.message:
+        return "write no spaces around =, for example: --set training.epochs=3"
+    return ""
+
+
+def _keys_called(name: str) -> list[str]:
+    """The dotted keys of a spec whose last part is this name; none for "name", which every plugin has."""
+    from ensemblekit.core.registry import discover
+    from ensemblekit.spec.keys import spec_keys
+
+    return [key for key in spec_keys({}, discover()) if key.rpartition(".")[2] == name != "name"]
 
 
 EPILOG = """\

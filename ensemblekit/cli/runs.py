@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -129,9 +129,20 @@ def resume(
 
         given = {"engine": engine, "device": device, "epochs": epochs}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        with closing(choose_progress(quiet or as_json)) as progress:
+        with closing(choose_progress(quiet or as_json)) as progress, _training_files("put the file back at that path"):
             run = api.resume(run_path, progress=progress, plugins=plugin_files, **options)
         _print_run(run, quiet, as_json)
+
+
+@contextmanager
+def _training_files(fix: str) -> Iterator[None]:
+    """Say what to do about a file of a run's spec that is gone: a spec that was trained cannot be changed."""
+    try:
+        yield
+    except DataError as error:
+        if error.path is None or Path(error.path).exists():
+            raise
+        raise DataError(error.what, error.where, fix, path=error.path) from error
 
 
 def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
@@ -169,36 +180,50 @@ def evaluate(
     from ensemblekit.display.console import Printer
 
     other = None if data is None else _parse_data(data)
-    metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
+    with (
+        _training_files("put the file back at that path, or give it with --data FILE")
+        if data is None
+        else nullcontext()
+    ):
+        metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
     details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
     if as_json:
         flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
         Printer().json({**flat, **(details if per_class else {})})
         return
-    _print_evaluation(metrics, details)
+    _print_evaluation(_evaluated(metrics, other), metrics, details)
 
 
-def _print_evaluation(metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
-    """Print the metrics, the decomposition of the loss, and a table of the classes."""
-    from ensemblekit.display.confusion import CLASS_COLUMNS, class_heading, class_rows, confusion_table
+def _evaluated(metrics: Mapping[str, Any], data: Any) -> str:
+    """Say on how many samples of which data metrics were computed; `data` is the parsed value of --data."""
+    from ensemblekit.core.registry import discover
+    from ensemblekit.inference.evaluation import Evaluation
+
+    if not isinstance(metrics, Evaluation):
+        return ""
+    count = f"{metrics.num_samples:,}"
+    if isinstance(data, str) and Path(data).is_file() and data not in discover().plugins("dataset"):
+        return f"{count} row{'s' * (metrics.num_samples != 1)} of {data}"
+    name = data.get("name") if isinstance(data, Mapping) else data
+    return f"{count} test sample{'s' * (metrics.num_samples != 1)} of {name or metrics.trained_on}"
+
+
+def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
+    """Print which data was evaluated, the metrics, the decomposition of the loss, and a table of the classes."""
+    from ensemblekit.display.confusion import print_classes
     from ensemblekit.display.console import Printer
     from ensemblekit.display.summary import decomposition_line, metric_rows
 
     printer = Printer()
+    if evaluated:
+        printer.text(evaluated)
+        printer.text()
     printer.table(("of", "metric", "value"), metric_rows(metrics))
     if line := decomposition_line(metrics):
         printer.text()
         printer.text(line)
-    if not details:
-        return
-    printer.text()
-    printer.heading(class_heading(len(details["classes"])))
-    printer.table(CLASS_COLUMNS, class_rows(details["classes"]))
-    columns, rows = confusion_table(details["classes"], details["confusion"])
-    if rows:
-        printer.text()
-        printer.heading("samples by true class (row) and predicted class (column)")
-        printer.table(columns, rows)
+    if details:
+        print_classes(printer, details["classes"], details["confusion"])
 
 
 def _parse_data(text: str) -> Any:
@@ -246,9 +271,11 @@ def predict(
     """Predict classes or values for new files, with uncertainty.
 
     FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. Otherwise they are CSV files with a
-    header: the columns of the training table, or the features in their order. A folder stands for all such files in
-    it and below it, a quoted pattern such as "new/*.png" for the files that match it, and - for standard input: one
-    image, or the rows of one CSV file.
+    header. For a run on a table they have its feature columns by name, in any order; other columns are left out. For
+    a run on arrays they have the features alone, in the order of the training data.
+
+    A folder stands for all such files in it and below it, a quoted pattern such as "new/*.png" for the files that match
+    it, and - for standard input: one image, or the rows of one CSV file.
 
     For classes: probability, share of members that agree, predictive entropy and mutual information (the part of the
     entropy that is due to disagreement). For values: standard deviation over the members.

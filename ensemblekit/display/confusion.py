@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ensemblekit.display.console import Printer
+
 MAX_LISTED_CLASSES = 20
 """Of more classes only those with the lowest recall are listed."""
 MAX_CONFUSION_CLASSES = 15
 """The confusion matrix of more classes is not shown."""
 _MAX_NAME = 12
-CLASS_COLUMNS = ("class", "samples", "recall", "precision", "most often taken for")
+CLASS_COLUMNS: tuple[str, ...] = ("class", "samples", "recall", "precision", "most often taken for")
 
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -46,6 +48,27 @@ def confusion_table(
         (name, *(f"{count:,}" if count else "·" for count in row)) for name, row in zip(names, confusion, strict=True)
     ]
     return ("true class", *names), rows
+
+
+def print_classes(printer: Printer, classes: Sequence[Mapping[str, Any]], confusion: Sequence[Sequence[int]]) -> None:
+    """Print the table of classes and the confusion matrix; in place of what is too wide, how to get it."""
+    columns, rows = CLASS_COLUMNS, class_rows(classes)
+    if not printer.fits(columns, rows):  # without the names of other classes
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    _print_table(printer, class_heading(len(classes)), columns, rows)
+    heading = "samples by true class (row) and predicted class (column)"
+    _print_table(printer, heading, *confusion_table(classes, confusion))
+
+
+def _print_table(printer: Printer, heading: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    if not rows:
+        return
+    printer.text()
+    if printer.fits(columns, rows):
+        printer.heading(heading)
+        printer.table(columns, rows)
+    else:
+        printer.text(f"{heading}: too wide for this terminal; widen it, or use --per-class --json")
 
 
 def _recall(entry: Mapping[str, Any]) -> float:

@@ -68,18 +68,29 @@ class Printer:
         if not rows:
             return
         if self.for_a_person:
-            table = Table(box=SIMPLE_HEAD, pad_edge=False)
-            for index, column in enumerate(columns):
-                style = "cyan" if index == 0 else ""
-                table.add_column(_cell(column), style=style, overflow="fold", no_wrap=index == 0)
-            for row in rows:
-                table.add_row(*map(_cell, row))
-            self.console.print(table)
+            self.console.print(_rich_table(columns, rows))
             return
         lines = [[printable(cell.replace("\n", "; ")) for cell in line] for line in (columns, *rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
         padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
         self.output.write("".join(f"{line.rstrip()}\n" for line in padded))
+
+    def fits(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+        """Whether a table is shown without folding a cell; on a pipe it always is."""
+        if not self.for_a_person:
+            return True
+        unlimited = self.console.options.update(width=10**6)
+        return self.console.measure(_rich_table(columns, rows), options=unlimited).maximum <= self.console.width
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        style = "cyan" if index == 0 else ""
+        table.add_column(_cell(column), style=style, overflow="fold", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
 
 
 def _cell(text: str) -> Text:

@@ -59,8 +59,6 @@ class PlainProgress(Progress):
     def engine_chosen(self, engine: str, seconds_per_step: Mapping[str, float]) -> None:
         self.printer.text(engine_line(engine, seconds_per_step))
         self.repeat = repeat_line(engine) if seconds_per_step else ""
-        if self.repeat:
-            self.printer.text(self.repeat)
 
     @hookimpl
     def epoch_finished(self, num_epochs: int, metrics: Mapping[str, Any]) -> None:

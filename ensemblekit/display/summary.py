@@ -161,9 +161,15 @@ def _next_steps(path: Path, spec: Spec) -> list[tuple[str, str]]:
     ]
     if override := _suggested_override(spec):
         spec_file = shlex.quote(str(path / "spec.toml"))
-        key = override.partition("=")[0].rpartition(".")[2]
-        steps.append((f"ensemblekit train {spec_file} --set {override}", f"the same run with another {key}"))
+        steps.append((f"ensemblekit train {spec_file} --set {override}", f"the same run with {_change(override)}"))
     return steps
+
+
+def _change(override: str) -> str:
+    """Say in words what an override of `_suggested_override` changes."""
+    path, _, value = override.partition("=")
+    key = path.rpartition(".")[2]
+    return "more members" if path == "ensemble.members" else f"{key} {value}"
 
 
 def _suggested_override(spec: Spec) -> str:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import DataInfo
@@ -175,8 +176,18 @@ class Ensemble(nn.Module):
         return self.combiner.combine_learned(outputs)
 
     def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
-        """Compute the class probabilities (B, K); arguments as for `member_outputs`."""
-        return self.loss.probabilities(self(inputs, enable_grad))
+        """Compute the class probabilities (B, K); arguments as for `member_outputs`.
+
+        Raises:
+            UsageError: the run is a regression.
+            DataError: the inputs have another shape, or are not numbers.
+            NumericError: an output is not finite.
+        """
+        if self.info.task == "regression":
+            raise UsageError("a regression has no class probabilities", "predict_proba", "use predict")
+        outputs = self.learned_outputs(inputs, enable_grad)
+        check_finite(outputs, lambda index: f"input {index}")
+        return self.loss.probabilities(self.combiner.restored(self.combine_learned(outputs)))
 
     def predict(self, inputs: Any) -> Tensor | NDArray[np.str_]:
         """Predict classes or values.

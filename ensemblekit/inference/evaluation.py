@@ -45,6 +45,20 @@ def _is_file(data: str, registry: Registry) -> bool:
     return data not in registry.plugins("dataset") and ("." in data or "/" in data or Path(data).exists())
 
 
+class Evaluation(dict[str, Any]):
+    """Metrics by name, and how many samples they were computed on.
+
+    Args:
+        metrics: the metrics.
+        num_samples: the number of samples.
+        trained_on: name of the data set that the run was trained on.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], num_samples: int, trained_on: str) -> None:
+        super().__init__(metrics)
+        self.num_samples, self.trained_on = num_samples, trained_on
+
+
 def check_form(ensemble: Ensemble, data: Data) -> None:
     """Raise a `UsageError` unless data has inputs and outputs like an ensemble's."""
     if (data.info.input_shape, data.info.num_outputs) != (ensemble.info.input_shape, ensemble.info.num_outputs):
@@ -73,7 +87,7 @@ def python_data(ensemble: Ensemble, part: Any) -> Data:
     return Data(ensemble.info, ensemble.classes, split, None, split)
 
 
-def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> dict[str, Any]:
+def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Evaluation:
     """Compute the metrics of an ensemble on the test split of data.
 
     Args:
@@ -95,7 +109,7 @@ def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> dict
     metrics: dict[str, Any] = flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))
     if per_class and ensemble.info.task == "classification":
         metrics |= _by_class(ensemble, combined, targets)
-    return metrics
+    return Evaluation(metrics, len(targets), ensemble.spec.data.name)
 
 
 def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:

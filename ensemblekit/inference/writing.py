@@ -20,7 +20,13 @@ from ensemblekit.core.files import atomic_write
 from ensemblekit.core.streams import DocumentOutput, escape_json
 
 FileFormat = Literal["csv", "json", "parquet"]
-_BY_EXTENSION: dict[str, FileFormat] = {".csv": "csv", ".json": "json", ".parquet": "parquet"}
+_BY_EXTENSION: dict[str, FileFormat] = {
+    "": "csv",
+    ".csv": "csv",
+    ".txt": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+}
 # A quota or a limit on a file's size stops writing just as a full disk does.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Record = Mapping[str, Any]
@@ -105,18 +111,30 @@ class ParquetWriter:
 
 
 def choose_format(chosen: FileFormat | None, output: Path | None) -> FileFormat:
-    """Return the chosen format, or that of the output's extension, else CSV.
+    """Return the chosen format, or that of the output's extension; CSV if it has none.
 
     Raises:
-        UsageError: Parquet cannot be written.
+        UsageError: the extension is unknown and no format is chosen, or Parquet cannot be written.
     """
-    file_format = chosen or _BY_EXTENSION.get("" if output is None else output.suffix.lower(), "csv")
+    file_format = chosen or _format_of(output)
     if file_format == "parquet" and output is None:
         raise UsageError("Parquet is not text", "--format parquet", "write it to a file: --output FILE.parquet")
     if file_format == "parquet" and find_spec("pyarrow") is None:
         fix = "pip install 'ensemblekit[parquet]', or choose csv or json"
         raise UsageError("Parquet needs the package pyarrow, which is not installed", "--format parquet", fix)
     return file_format
+
+
+def _format_of(output: Path | None) -> FileFormat:
+    # a pipe or a device, such as /dev/fd/3, is no file with an extension
+    if output is None or (output.exists() and not output.is_file()):
+        return "csv"
+    extension = output.suffix.lower()
+    if extension not in _BY_EXTENSION:
+        what = f'no format has the extension "{output.suffix}"'
+        fix = "use .csv, .json or .parquet, or choose --format csv, json or parquet"
+        raise UsageError(what, f"--output {output}", fix)
+    return _BY_EXTENSION[extension]
 
 
 def writer_to(path: Path | None, file_format: FileFormat) -> AbstractContextManager[Writer]:

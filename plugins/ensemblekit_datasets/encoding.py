@@ -88,8 +88,14 @@ class Encoder:
     """In the order of the training file."""
 
     @classmethod
-    def fit(cls, columns: Columns, rows: Tensor, names: Iterable[str]) -> Encoder:
-        """Fit means, standard deviations and categories on some rows.
+    def fit(cls, columns: Columns, rows: Tensor, names: Iterable[str], ignored: Iterable[str] = ()) -> Encoder:
+        """Fit means, standard deviations and categories of the named columns on some rows.
+
+        Args:
+            columns: The columns of the training file.
+            rows: Indices of the training rows.
+            names: The columns that are features.
+            ignored: Columns that the spec ignores already, for the error message.
 
         Raises:
             DataError: A numeric column has no value in these rows.
@@ -99,9 +105,8 @@ class Encoder:
         for name, column in numbers.items():
             if np.isnan(column).all():
                 what = "expected at least one number in the training rows, got none"
-                raise DataError(
-                    what, f'{columns.path}, column "{name}"', f'remove the column, or set data.ignore = ["{name}"]'
-                )
+                fix = f"remove the column, or set {ignore_setting(ignored, [name])}"
+                raise DataError(what, f'{columns.path}, column "{name}"', fix)
         fitted = {number.name: number for number in _fit_numbers(numbers)}
         return cls(tuple(fitted.get(name) or Category.fit(name, column) for name, column in values.items()))
 
@@ -136,6 +141,12 @@ class Encoder:
             {feature.name: feature.decode(encoded[feature.name][row]) for feature in self.features}
             for row in range(len(inputs))
         ]
+
+
+def ignore_setting(ignored: Iterable[str], more: Iterable[str]) -> str:
+    """Write the setting that ignores more columns than are ignored already."""
+    names = ", ".join(f'"{name}"' for name in (*ignored, *more))
+    return f"data.ignore = [{names}]"
 
 
 def _fit_numbers(columns: Mapping[str, Array]) -> list[Number]:

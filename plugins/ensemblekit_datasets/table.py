@@ -32,7 +32,9 @@ class Table(Dataset):
 
     source = "your files"
 
-    path: Path = Field(description="CSV file with a header, or NPZ file, of the training rows")
+    path: Path = Field(
+        description="CSV file with a header, or NPZ file, of the training rows; relative to the current directory"
+    )
     target: Name | Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
         description="column to predict; a list of columns for regression of several values"
     )
@@ -101,17 +103,18 @@ class Table(Dataset):
         from ensemblekit_datasets.table_preparation import TablePreparation
         from ensemblekit_datasets.table_targets import target_tensor
 
-        raw = read_raw(self.path, self.delimiter)
+        raw = read_raw(self.path.absolute(), self.delimiter)
         columns, classes = self._read(raw)
         features = [name for name in columns.by_name if name not in _names(self.target)]
-        check_categories(columns, (name for name in features if name not in self._kinds()), self.max_categories)
+        undeclared = (name for name in features if name not in self._kinds())
+        check_categories(columns, undeclared, self.max_categories, self.ignore)
         targets = target_tensor(columns, _names(self.target), classes)
         rows, validation_rows, test_rows = self._split_rows(targets, seed)
-        encoder = Encoder.fit(columns, rows, features)
+        encoder = Encoder.fit(columns, rows, features, self.ignore)
         test = (encoder(columns, test_rows), targets[test_rows])
         indices = {"train": rows, "validation": validation_rows, "test": test_rows}
         if self.test_path is not None:
-            test_raw = read_raw(self.test_path, self.delimiter)
+            test_raw = read_raw(self.test_path.absolute(), self.delimiter)
             test_columns = typed_columns(test_raw, columns.kinds, self._number_format())
             test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes))
             del indices["test"]  # all rows of their own file
@@ -157,7 +160,7 @@ class Table(Dataset):
         from ensemblekit_datasets.table_files import read_raw
         from ensemblekit_datasets.table_targets import target_tensor
 
-        columns, classes = self._read(read_raw(self.path, self.delimiter))
+        columns, classes = self._read(read_raw(self.path.absolute(), self.delimiter))
         kinds = {name: kind for name, kind in columns.kinds.items() if name not in _names(self.target)}
         rows, _, _ = self._split_rows(target_tensor(columns, _names(self.target), classes), seed)
         new = typed_columns(read_raw(path, self.delimiter), kinds, self._number_format())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ensemblekit import DataError
 from ensemblekit_datasets.columns import Columns
-from ensemblekit_datasets.encoding import Category, Encoder
+from ensemblekit_datasets.encoding import Category, Encoder, ignore_setting
 
 MANY_CATEGORIES = 50
 """More categories than this are questionable if they are more than a fifth of the rows."""
@@ -45,13 +45,16 @@ class ColumnSummary:
         return f"{'target, ' if self.role == 'target' else ''}{self.kind}{many}{gaps}"
 
 
-def check_categories(columns: Columns, undeclared: Iterable[str], max_categories: int | None) -> None:
+def check_categories(
+    columns: Columns, undeclared: Iterable[str], max_categories: int | None, ignored: Iterable[str] = ()
+) -> None:
     """Ask about columns of text that look like names of the rows or dates, all at once.
 
     Args:
         columns: The columns of the training file.
         undeclared: Features whose kind the spec does not give.
         max_categories: Largest number of categories; None: a rule that depends on the number of rows.
+        ignored: Columns that the spec ignores already.
 
     Raises:
         DataError: Such columns would become one input per value.
@@ -67,10 +70,8 @@ def check_categories(columns: Columns, undeclared: Iterable[str], max_categories
     if found:
         names = list(found)
         listed = "; ".join(f'"{name}" ({reason})' for name, reason in list(found.items())[:SHOWN_COLUMNS])
-        ignored = ", ".join(f'"{name}"' for name in names[:SHOWN_COLUMNS])
-        fix = (
-            f'set data.ignore = [{ignored}], or data.columns = {{ "{names[0]}" = "category" }} for one input per value'
-        )
+        ignore = ignore_setting(ignored, names[:SHOWN_COLUMNS])
+        fix = f'set {ignore}, or data.columns = {{ "{names[0]}" = "category" }} for one input per value'
         raise DataError(f"columns that would become one input per value: {listed}", str(columns.path), fix)
 
 

@@ -46,8 +46,13 @@ class RawTable:
         return len(self.numbers)
 
 
-def read_raw(path: Path, delimiter: str) -> RawTable:
+def read_raw(path: Path, delimiter: str, of_run: bool = False) -> RawTable:
     """Read a .csv or .npz file; .tsv and .txt are read as CSV.
+
+    Args:
+        path: The file.
+        delimiter: The separator of the fields of a CSV file.
+        of_run: Whether a trained run decides the delimiter, so that the file has to change and not the spec.
 
     Raises:
         DataError: It cannot be read, is not such a file, or exceeds a limit.
@@ -55,21 +60,22 @@ def read_raw(path: Path, delimiter: str) -> RawTable:
     if path.suffix.lower() not in (*CSV_ENDINGS, ".npz"):
         raise DataError(f'expected a .csv or .npz file, got "{path.name}"', str(path), "convert it")
     try:
-        table = _read_npz(path) if path.suffix.lower() == ".npz" else _read_csv(path, delimiter)
+        table = _read_npz(path) if path.suffix.lower() == ".npz" else _read_csv(path, delimiter, of_run)
     except OSError as error:
         what = f"cannot be read: {error.strerror or error}"
-        raise DataError(what, str(path), "set the path of a readable table") from error
+        fix = "name a readable table" if of_run else "set data.path to a readable table"
+        raise DataError(what, str(path), fix, path=str(path)) from error
     if not len(table):
         raise DataError("expected at least one row, got none", str(path), "use a table with rows")
     return table
 
 
-def _read_csv(path: Path, delimiter: str) -> RawTable:
+def _read_csv(path: Path, delimiter: str, of_run: bool) -> RawTable:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(_lines(file, path, delimiter), delimiter=delimiter, strict=True)
         try:
             names = [name.strip() for name in next(reader, [])]
-            _check_header(names, path, delimiter)
+            _check_header(names, path, delimiter, of_run)
             records = list(_records(reader, len(names), path))
         except UnicodeDecodeError as error:
             where = f"{path}, after line {reader.line_num}"
@@ -94,15 +100,23 @@ def _lines(file: TextIO, path: Path, delimiter: str) -> Iterator[str]:
         yield line
 
 
-def _check_header(names: list[str], path: Path, delimiter: str) -> None:
+def _check_header(names: list[str], path: Path, delimiter: str, of_run: bool) -> None:
     where = f"{path}, line 1"
     if len(names) == 1:
         for other, written in DELIMITERS.items():
             if other != delimiter and other in names[0]:
                 what = f'expected columns separated by "{delimiter}", got one column {names[0]!r:.80}'
-                raise DataError(what, where, f"set data.delimiter = {written}")
-    repeated = sorted({name for name in names if not name} | _repeated(names))
-    if repeated or not names:
+                of_table = f'save the file with the delimiter of the training table, "{delimiter}"'
+                raise DataError(what, where, of_table if of_run else f"set data.delimiter = {written}")
+    unnamed = [index for index, name in enumerate(names, start=1) if not name]
+    if unnamed == [1] and len(names) > 1:
+        what = "the first column has no name (pandas writes its index)"
+        raise DataError(what, where, "give it a name, or write the file with to_csv(index=False)")
+    if unnamed and len(names) > 1:
+        listed = ", ".join(map(str, unnamed[:20]))
+        raise DataError(f"expected a name of every column, got none of column {listed}", where, "name it in the header")
+    repeated = sorted(_repeated(names))
+    if repeated or not any(names):
         what = f"expected a header of distinct names, got {repeated or 'nothing'}"
         raise DataError(what, where, "give every column its own name")
 

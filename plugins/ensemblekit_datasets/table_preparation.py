@@ -35,7 +35,7 @@ class TablePreparation:
 
     def prepare(self, path: Path) -> Prepared:
         """Read and prepare a file; columns may be in any order, and other columns are left out."""
-        raw = read_raw(path, self.delimiter)
+        raw = read_raw(path, self.delimiter, of_run=True)
         inputs = self.encoder(typed_columns(raw, self.kinds, self.number_format, OF_THE_RUN))
         try:
             check_exist(raw, self.targets, " to predict")

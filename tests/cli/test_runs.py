@@ -23,6 +23,7 @@ from ensemblekit.core.errors import DataError, Interrupted
 from ensemblekit.core.hooks import RunHooks
 from ensemblekit.display.progress import PlainProgress, Progress
 from ensemblekit.inference import writing
+from ensemblekit.inference.evaluation import Evaluation
 
 CLASSES = {
     "classes": [
@@ -175,6 +176,19 @@ def test_evaluate_shows_every_metric(calls):
     assert "remainder 0.004\n" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ((), "1,355 test samples of digits"),
+        (("--data", "diabetes"), "1,355 test samples of diabetes"),
+        (("--data", '{ name = "cifar10" }'), "1,355 test samples of cifar10"),
+    ],
+)
+def test_evaluate_begins_with_what_was_evaluated(monkeypatch, options, line):
+    monkeypatch.setattr(api, "evaluate_run", lambda path, **_: Evaluation(METRICS, 1355, "digits"))
+    assert run("evaluate", "runs/x", *options).stdout.splitlines()[0] == line
+
+
 def test_evaluate_shows_the_classes_and_their_confusion():
     lines = [line.split() for line in run("evaluate", "runs/x").stdout.splitlines()]
     assert ["ant", "4", "75.00", "%", "100.00", "%", "bee", "(1", "times)"] in lines
@@ -193,6 +207,23 @@ def test_predict_prints_csv(table):
     lines = run("predict", "runs/x", table).stdout.splitlines()
     assert lines[0] == "file,row,class,probability,agreement,entropy,mutual_information"
     assert [line.split(",")[:3] for line in lines[1:]] == [["rows.csv", "1", "ant"], ["rows.csv", "2", "bee"]]
+
+
+@pytest.mark.parametrize("name", ["out.xlsx", "out.pq", "out.tsv"])
+def test_predict_refuses_an_extension_of_no_format_unless_one_is_chosen(table, tmp_path, name):
+    output = tmp_path / name
+    result = run("predict", "runs/x", table, "--output", str(output))
+    assert result.exit_code == 2
+    assert f'no format has the extension "{output.suffix}"' in last_error(result)
+    assert not output.exists()
+    assert run("predict", "runs/x", table, "--output", str(output), "--format", "csv").exit_code == 0
+    assert output.read_text().startswith("file,row,class")
+
+
+@pytest.mark.parametrize("name", ["out", "out.txt", "OUT.CSV"])
+def test_predict_writes_csv_to_text_files_and_files_without_an_extension(table, tmp_path, name):
+    assert run("predict", "runs/x", table, "--output", str(tmp_path / name)).exit_code == 0
+    assert (tmp_path / name).read_text().startswith("file,row,class")
 
 
 @pytest.mark.parametrize("option", [("--format", "json"), ("--json",)])

@@ -126,6 +126,14 @@ def test_what_to_try_is_another_value_of_what_the_spec_sets_or_else_more_members
     assert FakeRun(spec=spec).summary().next_steps[-1][0].endswith(f"--set {setting}")
 
 
+@pytest.mark.parametrize(
+    ("method", "purpose"), [({"name": "gncl", "lambda": 1.0}, "lambda 0.5"), ({"name": "bagging"}, "more members")]
+)
+def test_what_to_try_is_said_in_words(method, purpose):
+    spec = ek.load_spec({**CLASSIFIER, "method": method})
+    assert FakeRun(spec=spec).summary().next_steps[-1][1] == f"the same run with {purpose}"
+
+
 @pytest.mark.parametrize("name", sorted(ek.methods()))
 def test_what_to_try_is_valid_for_every_method(name):
     tables = {key: table for key, table in CLASSIFIER.items() if key != "ensemble"}

@@ -47,6 +47,20 @@ def test_predict_returns_names_or_indices_or_values():
     assert regressor.predict(INPUTS).tolist() == [[1.5], [0.0]]
 
 
+def test_a_regression_has_no_class_probabilities():
+    spec = ek.load_spec({"data": "diabetes", "model": "mlp", "training": {"loss": "mse"}})
+    regressor = linear_ensemble(spec, WEIGHTS[:, :1], ek.DataInfo("regression", (2,), 1)).eval()
+    with pytest.raises(ek.UsageError, match="a regression has no class probabilities") as caught:
+        regressor.predict_proba(INPUTS)
+    assert caught.value.fix == "use predict"
+
+
+def test_probabilities_of_outputs_that_are_not_finite_are_an_error():
+    with pytest.raises(NumericError) as caught:
+        classifier().predict_proba(torch.tensor([[1.0, 2.0], [torch.inf, 0.0]]))
+    assert caught.value.where == "first for input 1"
+
+
 @pytest.mark.parametrize(
     "convert",
     [

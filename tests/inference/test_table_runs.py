@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,39 @@ def test_a_file_with_the_targets_is_evaluated_as_the_run_prepared_its_own(traine
         assert metrics["test_mse"] == pytest.approx(np.mean(errors**2), rel=1e-4)
         assert metrics["test_rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
         assert metrics["test_mae"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-4)
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_a_file_with_another_delimiter_has_to_be_saved_with_that_of_the_run(trained, tmp_path, verb):
+    folder, text, _ = trained
+    new = tmp_path / "new.csv"
+    new.write_text(text.replace(",", ";"))
+    result = run(verb, str(folder / "run"), *(["--data"] if verb == "evaluate" else []), str(new))
+    assert result.exit_code == 3
+    assert last_error(result).endswith('save the file with the delimiter of the training table, ","')
+
+
+def test_an_evaluation_begins_with_the_number_of_samples_and_their_data(trained, monkeypatch):
+    monkeypatch.chdir(trained[0])
+    assert run("evaluate", "run").stdout.splitlines()[0] == "16 test samples of table"
+    assert run("evaluate", "run", "--data", "rows.csv").stdout.splitlines()[0] == f"{NUM_ROWS} rows of rows.csv"
+    assert "num_samples" not in json.loads(run("evaluate", "run", "--json").stdout)
+
+
+def test_a_training_file_that_was_moved_has_to_be_put_back(trained, tmp_path):
+    folder, _, _ = trained
+    rows, moved = folder / "rows.csv", folder / "moved.csv"
+    shutil.copytree(folder / "run", tmp_path / "run")
+    rows.rename(moved)
+    try:
+        resumed = run("resume", str(tmp_path / "run"), "--epochs", "3")
+        evaluated = run("evaluate", str(folder / "run"))
+    finally:
+        moved.rename(rows)
+    for result in (resumed, evaluated):
+        assert result.exit_code == 3
+        assert f"{rows}; put the file back at that path" in last_error(result)
+    assert last_error(evaluated).endswith("or give it with --data FILE")
 
 
 def test_a_file_without_targets_or_with_others_cannot_be_evaluated(trained, tmp_path):

@@ -49,6 +49,35 @@ def test_columns_that_would_become_one_input_per_value_are_listed_all_at_once(ta
     assert 'data.columns = { "names" = "category" }' in raised.value.fix
 
 
+def test_columns_that_are_ignored_already_stay_in_the_suggested_list(table):
+    with pytest.raises(DataError) as raised:
+        table({"y": LABELS, **SUSPICIOUS}, ignore=("names", "days", "german")).load(0)
+    assert 'data.ignore = ["names", "days", "german", "cities"]' in raised.value.fix
+    with pytest.raises(DataError) as raised:
+        table({"y": LABELS, "old": LABELS, "gap": ["NA"] * 200}, ignore=("old",), columns={"gap": "number"}).load(0)
+    assert raised.value.fix == 'remove the column, or set data.ignore = ["old", "gap"]'
+
+
+@pytest.mark.parametrize(
+    ("header", "what"),
+    [(",x,y", "the first column has no name (pandas writes its index)"), ("x,,y", "got none of column 2")],
+)
+def test_a_column_without_a_name_is_named_by_its_position(tmp_path, header, what):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{header}\n0,1,a\n1,2,b\n")
+    with pytest.raises(DataError) as raised:
+        Table(path=path, target="y").load(0)
+    assert what in raised.value.what
+    assert ("to_csv(index=False)" in raised.value.fix) == header.startswith(",")
+
+
+def test_errors_about_a_file_give_its_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as raised:
+        Table(path=Path("rows.csv"), target="y").load(0)
+    assert raised.value.where == raised.value.path == str(tmp_path / "rows.csv")
+
+
 def test_each_answer_to_that_question_is_taken(table):
     columns = {"y": LABELS, **SUSPICIOUS}
     assert table(columns, ignore=tuple(SUSPICIOUS)).load(0).info.input_shape == (1,)
