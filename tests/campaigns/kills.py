@@ -46,7 +46,7 @@ ensemble.members = 3
 training = {{ epochs = 6, batch_size = 16, keep = "{keep}", checkpoint_every_minutes = 0.001 }}
 engine = {{ name = "{engine}", device = "cpu" }}
 """
-TIMES = {"seconds", "samples_per_second", "notices", "sha256", "history"}
+TIMES = {"seconds", "milliseconds_per_1000", "samples_per_second", "notices", "sha256", "history"}
 """Keys that depend on the time, or on the checksum of rows that have times, or say that a run was resumed."""
 MAX_ATTEMPTS = 20
 
