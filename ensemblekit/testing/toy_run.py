@@ -147,9 +147,14 @@ class RaiseFailures:
 
     is_essential = True
 
+    def __init__(self) -> None:
+        self.handled_outside = sys.exception()
+        """What the caller is handling, if anything: not a failure of the run."""
+
     @hookimpl
     def notice(self) -> None:
-        if (error := sys.exception()) is not None:
+        error = sys.exception()
+        if error is not None and error is not self.handled_outside:
             raise error
 
 
