@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--seeds",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="Train every combination N times, with the spec's seed and the following ones, on the same splits. Default: 1.",
+    help="Train every combination N times, with the spec's seed and the next ones, on the same splits. Default: 1.",
 )
 @set_option
 @click.option(
