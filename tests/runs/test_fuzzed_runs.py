@@ -46,8 +46,8 @@ def resumed(path: Path) -> Any:
     files = [path / "model.safetensors", path / "outputs.safetensors"]
     weights = {name: tensor.tolist() for file in files if file.exists() for name, tensor in load_file(file).items()}
     lost = any("are lost" in text for text in run.notices)  # said, so that it may differ
-    epochs = [1, 2, 3] if lost else [row["epoch"] for row in run.history]
-    losses = None if lost else [row["validation_loss"] for row in run.history]
+    epochs = [1, 2, 3] if lost else [row.get("epoch") for row in run.history]
+    losses = None if lost else [row.get("validation_loss") for row in run.history]
     return run.status, run.metrics, run.members, weights, epochs, losses or "lost"
 
 
