@@ -17,7 +17,7 @@ MAX_INPUT_ELEMENTS = 2**31
 
 
 def read_info(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DataInfo:
-    """Return task and sizes of the data; a `ValueError` if no network with these tensors can have them."""
+    """Return task and sizes of the data; a `ValueError` if no networks with these tensors can have them."""
     task, shape, num_outputs = metadata["task"], metadata["input_shape"], metadata["num_outputs"]
     if task not in get_args(Task):
         raise ValueError(f"task is {task!r:.60}")
@@ -25,6 +25,9 @@ def read_info(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Dat
         raise ValueError(f"input_shape is {shape!r:.60}")
     if not _is_size(num_outputs) or num_outputs > sum(tensor.numel() for tensor in tensors.values()):
         raise ValueError(f"num_outputs is {num_outputs!r:.60}")
+    members = metadata["members"]
+    if not isinstance(members, list) or not members or not all(type(member) is int for member in members):
+        raise ValueError(f"members is {members!r:.60}")
     return DataInfo(task, tuple(shape), num_outputs)
 
 

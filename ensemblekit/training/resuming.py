@@ -20,7 +20,7 @@ BITS_WILL_DIFFER = "the last bits will differ from those of an uninterrupted run
 def recorded_threads(environment: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Let torch use as many threads as when the run was started, if this machine has as many cores."""
     number = environment.get("threads")
-    return threads(number) if isinstance(number, int) and 1 <= number <= num_cores() else nullcontext()
+    return threads(number) if type(number) is int and 1 <= number <= num_cores() else nullcontext()
 
 
 def machine_notices(environment: Mapping[str, Any]) -> Iterator[str]:
