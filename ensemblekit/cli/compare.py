@@ -66,7 +66,7 @@ def compare(
 
     A row for each group of runs that differ only by their seed: mean ± standard deviation. The best value of a column
     has a star only if the 95 % interval of its difference from every other row excludes 0 (paired bootstrap over test
-    samples, and seeds where there are several); rows that are not distinguishable from the best have the sign ≈.
+    samples; with several seeds Student's t adds their noise); rows not distinguishable from the best have the sign ≈.
 
     No network is run: the numbers come from the outputs that the runs have kept. Runs that are damaged or have not
     finished are named and left out.
