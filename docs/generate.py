@@ -7,6 +7,7 @@ between ``<!-- generated: KIND ARGUMENTS -->`` and ``<!-- end -->``; KIND is one
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import json
@@ -174,6 +175,17 @@ def _prose(function: FunctionType) -> str:
     return re.sub(r"^    (\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
 
 
+def recipe(name: str) -> str:
+    """A plugin of the cookbook: its paragraph and the part of a spec from its docstring, and its code."""
+    file = DOCS / "cookbook" / f"{name}.py"
+    source = file.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    title, _, text = docstring.partition("\n\n")
+    code = source.partition('"""')[2].partition('"""')[2].strip()
+    code = code.removeprefix("from __future__ import annotations").strip()
+    return f"### {title}\n\n{text}\n\n[`{file.name}`](cookbook/{file.name}):\n\n```python\n{code}\n```"
+
+
 def dependencies() -> str:
     """The names of the packages in each extra."""
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
@@ -184,7 +196,7 @@ def dependencies() -> str:
     return table(("extra", "packages"), rows)
 
 
-_ALL = (plugin, plugins, shared_parameters, section, choices, commands, hooks, dependencies)
+_ALL = (plugin, plugins, shared_parameters, section, choices, commands, hooks, recipe, dependencies)
 GENERATORS: dict[str, Callable[..., str]] = {function.__name__: function for function in _ALL}
 
 

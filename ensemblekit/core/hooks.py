@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pluggy
+import torch
 from torch import Tensor
 
 from ensemblekit.core import hookspecs
@@ -146,9 +147,17 @@ class RunHooks:
         """Whether the combination of outputs is fitted on validation data."""
         return self.is_implemented("fit_combiner")
 
-    def fit_combiner(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor | None:
+    def fit_combiner(self, outputs: Tensor, target: Tensor, loss: Loss, members: Tensor | None = None) -> Tensor | None:
         """Fit `combine` on the outputs (M, N, C) for validation data; None if there is nothing to fit."""
-        arguments = {"outputs": outputs, "target": target, "loss": loss, "num_members": len(outputs)}
+        arguments = {
+            "outputs": outputs,
+            "target": target,
+            "loss": loss,
+            "num_members": len(outputs),
+            "members": torch.arange(len(outputs), device=outputs.device) if members is None else members,
+            "named": {},
+            "auxiliary": {},
+        }
         name, fitted = self.first_result("fit_combiner", **arguments)
         if fitted is None:
             return None

@@ -7,7 +7,12 @@ M members, B samples in the batch, C outputs per sample, N samples in the traini
 (M, B, C) → (M, B) and (B, C) → (B,).
 
 The objective is the mean over the batch of  ensemble_loss + Σ_m select · weight · member_loss.
-With `second_inputs`, a step minimises its sum over two forward passes.
+With `second_inputs`, a step minimises its sum over two forward passes; `weight_penalty` is added in the update.
+`members` are the indices of the members in the spec, int64 (M,) on the device of `outputs`: a hook may see only some of
+the members, and `num_members` is the number of all. A copy has the index of its original. `epoch` counts from 1, and
+`progress` is the share of the training that is done, 0 ≤ progress < 1.
+`named` are slices of the outputs by name: those that the loss declares and what models give beside their prediction.
+`auxiliary` are the outputs of auxiliary networks, (A, B, K) by the name of their group.
 
 Hooks of the objective are pure functions of tensors: same device and dtype as `outputs`, no ``.item()``,
 no randomness except from a generator that is passed in. Life-cycle hooks may change the ensemble.
@@ -55,15 +60,31 @@ class GrowingEnsemble(Protocol):
 
 
 @hookspec(firstresult=True)
-def combine(outputs: Tensor, num_members: int, fitted: Tensor | None) -> Tensor | None:
+def combine(
+    outputs: Tensor,
+    num_members: int,
+    fitted: Tensor | None,
+    loss: Loss,
+    members: Tensor,
+    named: Mapping[str, Tensor],
+    auxiliary: Mapping[str, Tensor],
+) -> Tensor | None:
     """Combine the members' outputs, (M, B, C) → (B, C). Called in every step and prediction. Default: the mean.
 
-    `fitted` is what `fit_combiner` returned; None during training, when nothing is fitted yet.
+    `fitted` is what this plugin's `fit_combiner` returned; None during training, when nothing is fitted yet.
     """
 
 
 @hookspec(firstresult=True)
-def fit_combiner(outputs: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
+def fit_combiner(
+    outputs: Tensor,
+    target: Tensor,
+    loss: Loss,
+    num_members: int,
+    members: Tensor,
+    named: Mapping[str, Tensor],
+    auxiliary: Mapping[str, Tensor],
+) -> Tensor | None:
     """Fit the parameters of `combine` on validation data, (M, N, C) → a floating-point tensor of any shape.
 
     Called before every evaluation and at the end of the run, with the outputs for the validation data. The tensor
@@ -73,7 +94,19 @@ def fit_combiner(outputs: Tensor, target: Tensor, loss: Loss, num_members: int) 
 
 
 @hookspec(firstresult=True)
-def member_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
+def member_loss(
+    outputs: Tensor,
+    combined: Tensor,
+    target: Tensor,
+    loss: Loss,
+    num_members: int,
+    members: Tensor,
+    named: Mapping[str, Tensor],
+    auxiliary: Mapping[str, Tensor],
+    epoch: int,
+    num_epochs: int,
+    progress: float,
+) -> Tensor | None:
     """Return the loss of each member on each sample, (M, B). Called in every step.
 
     Default: loss(outputs, target) / M.
@@ -81,7 +114,19 @@ def member_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, n
 
 
 @hookspec(firstresult=True)
-def ensemble_loss(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
+def ensemble_loss(
+    outputs: Tensor,
+    combined: Tensor,
+    target: Tensor,
+    loss: Loss,
+    num_members: int,
+    members: Tensor,
+    named: Mapping[str, Tensor],
+    auxiliary: Mapping[str, Tensor],
+    epoch: int,
+    num_epochs: int,
+    progress: float,
+) -> Tensor | None:
     """Return the loss of the ensemble as a whole on each sample, (B,). Called in every step.
 
     Default: None, there is no such loss.
@@ -114,7 +159,19 @@ def sample_weights(num_samples: int, num_members: int, generator: Generator, tar
 
 
 @hookspec
-def select_members(outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor | None:
+def select_members(
+    outputs: Tensor,
+    combined: Tensor,
+    target: Tensor,
+    loss: Loss,
+    num_members: int,
+    members: Tensor,
+    named: Mapping[str, Tensor],
+    auxiliary: Mapping[str, Tensor],
+    epoch: int,
+    num_epochs: int,
+    progress: float,
+) -> Tensor | None:
     """Return which member learns from which sample: a mask that broadcasts to (M, B). Called in every step.
 
     The mask is boolean or floating-point. Default: None, every member learns from every sample.

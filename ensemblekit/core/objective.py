@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,21 @@ from ensemblekit.core.verification import implemented_hooks
 
 COUPLING_HOOKS = {"member_loss", "ensemble_loss", "select_members"}
 """Hooks in which the outputs of several members may meet."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of training, which objectives may depend on."""
+
+    epoch: int = 1
+    """Counted from 1."""
+    num_epochs: int = 1
+    progress: float = 0.0
+    """The share of the training that is done, 0 ≤ progress < 1."""
+
+
+START = Moment()
+"""The beginning of training."""
 
 
 class Objective:
@@ -69,17 +85,33 @@ class Objective:
         self._check_result("second_inputs", second, tuple(inputs.shape), inputs, arguments)
         return second.detach()
 
-    def combine(self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1) -> Tensor:
-        """Combine the outputs (M, B, C), or (S · M, B, C) of S stochastic passes, to the ensemble's output (B, C)."""
+    def combine(
+        self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1, members: Tensor | None = None
+    ) -> Tensor:
+        """Combine the outputs (M, B, C), or (S · M, B, C) of S stochastic passes, to the ensemble's output (B, C).
+
+        Args:
+            outputs: those of the members.
+            fitted: parameters of the combination, if a method fits them.
+            passes: the number S of stochastic passes.
+            members: the indices of the members in the spec (M,); None: 0, 1, 2 …
+        """
         if passes > 1:
-            return torch.stack([self.combine(one_pass, fitted) for one_pass in outputs.chunk(passes)]).mean(dim=0)
-        arguments = {"outputs": outputs, "num_members": len(outputs), "fitted": fitted}
+            each = [self.combine(one_pass, fitted, members=members) for one_pass in outputs.chunk(passes)]
+            return torch.stack(each).mean(dim=0)
+        arguments = self._output_arguments(outputs, members) | {"fitted": fitted}
         combined = self.hooks.call.combine(**arguments)
         self._check_result("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
         return combined
 
     def __call__(
-        self, outputs: Tensor, target: Tensor, weights: Tensor | None = None, ensemble_size: int | None = None
+        self,
+        outputs: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        ensemble_size: int | None = None,
+        members: Tensor | None = None,
+        moment: Moment = START,
     ) -> Tensor:
         """Compute the objective of a batch.
 
@@ -89,6 +121,8 @@ class Objective:
             weights: sample weights (B, M), or None for 1.
             ensemble_size: the number of all members, if `outputs` and `weights` are those of only some members of a
                 separable objective. The terms of all members add up to the objective of the ensemble.
+            members: the indices of the members in the spec (M,), on the device of the outputs; None: 0, 1, 2 …
+            moment: when in training this is.
 
         Returns:
             A scalar.
@@ -97,7 +131,8 @@ class Objective:
             fix = "give floating-point member outputs of shape (M, B, C)"
             raise DataError(f"outputs are {describe_value(outputs)}", "the objective", fix)
         num_members, batch = outputs.shape[:2]
-        arguments = self._arguments(outputs, target)
+        version = outputs._version
+        arguments = self.arguments(outputs, target, members, moment)
         arguments["num_members"] = ensemble_size or num_members
         member_loss = self.hooks.call.member_loss(**arguments)
         self._check_result("member_loss", member_loss, (num_members, batch), outputs, arguments)
@@ -116,6 +151,10 @@ class Objective:
             names = ", ".join(f'"{method.name}"' for method in self.methods)
             what = f"nothing can be learned: the losses that {names} returns do not depend on the outputs"
             raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
+        if outputs._version != version:
+            names = ", ".join(f'"{method.name}"' for method in self.methods)
+            what = f"the hooks of {names} change the members' outputs in place, which falsifies their gradients"
+            raise PluginError(what, fix="compute a new tensor: outputs * 2 instead of outputs.mul_(2)")
         return per_sample.mean()
 
     def check_finite(self, outputs: Tensor, target: Tensor) -> None:
@@ -128,7 +167,7 @@ class Objective:
         if problem := self.loss.output_problem(outputs):
             fix = 'train a model that ends with a softmax, or use loss = "cross_entropy"'
             raise NumericError(problem, f'the loss "{self.loss.name}"', fix)
-        arguments = self._arguments(outputs, target) | {"fitted": None}
+        arguments = self.arguments(outputs, target) | {"fitted": None}
         for hook in ("combine", "member_loss", "ensemble_loss", "select_members"):
             for name, result in self.hooks.results(hook, **arguments):
                 if not bool(result.isfinite().all()):
@@ -152,13 +191,29 @@ class Objective:
                     fix = 'the true class has probability 0: use loss = "cross_entropy" and a model without softmax'
                 raise NumericError(what, fix=fix)
 
-    def _arguments(self, outputs: Tensor, target: Tensor) -> dict[str, Any]:
+    def _output_arguments(self, outputs: Tensor, members: Tensor | None) -> dict[str, Any]:
+        """Return the arguments of hooks that outputs alone determine."""
+        indices = torch.arange(len(outputs), device=outputs.device) if members is None else members
         return {
             "outputs": outputs,
-            "combined": self.combine(outputs),
-            "target": target,
             "loss": self.loss,
             "num_members": len(outputs),
+            "members": indices,
+            "named": {},
+            "auxiliary": {},
+        }
+
+    def arguments(
+        self, outputs: Tensor, target: Tensor, members: Tensor | None = None, moment: Moment = START
+    ) -> dict[str, Any]:
+        """Return the arguments of the hooks of the objective."""
+        return {
+            **self._output_arguments(outputs, members),
+            "combined": self.combine(outputs, members=members),
+            "target": target,
+            "epoch": moment.epoch,
+            "num_epochs": moment.num_epochs,
+            "progress": moment.progress,
         }
 
     def _masks(self, arguments: dict[str, Any]) -> list[Tensor]:

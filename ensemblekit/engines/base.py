@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.step import Backend, training_step
 from ensemblekit.members.state import MemberState
@@ -65,6 +65,7 @@ class Part(Backend):
         self.members = list(members)
         self.objective, self.settings = objective, settings
         self.frozen = members[0].frozen
+        self.indices = member_indices(members, settings.device)
 
     @abstractmethod
     def update(self, learning_rate: float) -> None:
@@ -102,6 +103,7 @@ class Engine(Backend):
         """The parts whose outputs the objective sees."""
         flags = [objective.needs_frozen_members or not member.frozen for member in self.members]
         self.active_members = [member for member, flag in zip(self.members, flags, strict=True) if flag]
+        self.indices = member_indices(self.active_members, settings.device)
         rows = {index: sum(flags[:index]) for index in range(len(flags))}
         active_rows = [[rows[index] for index in group] for group in groups if flags[group[0]]]
         self.rows = [_as_slice(part_rows) for part_rows in active_rows]
@@ -133,17 +135,17 @@ class Engine(Backend):
         """Release threads and the like."""
 
     def train_step(
-        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int
+        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:
         """Train on one batch; see `training_step`. The outputs are those of the active members."""
         batch = replace(batch, inputs=self.arrange(batch.inputs))
         if not (self.objective.separable and self.separates):
-            return training_step(self, self.objective, batch, weights, learning_rate, step)
+            return training_step(self, self.objective, batch, weights, learning_rate, step, moment)
 
         def train(index: int) -> tuple[Tensor, Tensor]:
             part_weights = None if weights is None else weights[:, self.rows[index]]
             part, size = self.active[index], len(self.active_members)
-            return training_step(part, self.objective, batch, part_weights, learning_rate, step, size)
+            return training_step(part, self.objective, batch, part_weights, learning_rate, step, moment, size)
 
         values, outputs = zip(*self.map(train, range(len(self.active))), strict=True)
         return torch.stack(values).sum(), _join(outputs, self.active_order)
@@ -176,6 +178,11 @@ class Engine(Backend):
         """Bring the members' `optimizer_state` up to date."""
         for part in self.parts:
             part.store_optimizer_state()
+
+
+def member_indices(members: Sequence[MemberState], device: torch.device) -> Tensor:
+    """Return the indices of members in the spec, int64 (K,), on a device."""
+    return torch.tensor([member.seed_index for member in members], device=device)
 
 
 def _order(positions: Sequence[int]) -> list[int] | None:

@@ -82,7 +82,7 @@ def measure_engines(work: Work) -> dict[str, float]:
     if len(names) == 1:
         return seconds
     total = len(work.members) * len(work.batch.index)
-    for num_members, num_samples in _part_sizes(work.members, len(work.batch.index)):
+    for num_members, num_samples in _part_sizes(work):
         share = num_members * num_samples / total
         expected = share * sum(seconds.get(name, 0.0) for name in names)
         # twice: the first step of a size pays for the set-up
@@ -95,14 +95,17 @@ def measure_engines(work: Work) -> dict[str, float]:
     return seconds
 
 
-def _part_sizes(members: Sequence[MemberState], num_samples: int) -> Iterator[tuple[int, int]]:
+def _part_sizes(work: Work) -> Iterator[tuple[int, int]]:
     """Yield larger and larger parts of a step, (members, samples), up to the whole."""
-    # frozen members differ from the others, so that a few members do not represent all
-    few_members = len(members) if any(member.frozen for member in members) else min(len(members), 2 * num_cores())
+    num_members, num_samples = len(work.members), len(work.batch.index)
+    # A method may have a parameter for each member, and frozen members differ from the others: only members that are
+    # trained one by one anyway can represent all of them.
+    alike = work.objective.separable and not any(member.frozen for member in work.members)
+    few_members = min(num_members, 2 * num_cores()) if alike else num_members
     for few_samples in SAMPLES:
         if few_samples < num_samples:
             yield few_members, few_samples
-    yield len(members), num_samples
+    yield num_members, num_samples
 
 
 def _contenders(seconds: Mapping[str, float]) -> list[str]:

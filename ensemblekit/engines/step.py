@@ -13,12 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.data.loading import Batch
 
 
 class Backend(ABC):
     """The members that a step trains: all of an engine's, or one part of them."""
+
+    indices: Tensor
+    """The indices in the spec of the members whose outputs `forward` returns, int64 (K,), on the device."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, step: int) -> Tensor:
@@ -56,6 +59,7 @@ def training_step(
     weights: Tensor | None,
     learning_rate: float,
     step: int,
+    moment: Moment = START,
     ensemble_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Train the members of a backend on one batch.
@@ -67,6 +71,7 @@ def training_step(
         weights: sample weights (B, M), or None.
         learning_rate: of this step.
         step: counted from 0 over the whole run; stochastic layers derive their random numbers from it.
+        moment: when in training this is.
         ensemble_size: the number of all members, if the backend has only some of a separable objective.
 
     Returns:
@@ -78,7 +83,7 @@ def training_step(
         # predictions of frozen members may be inference tensors, which cannot require a gradient
         leaf = (outputs.clone() if outputs.is_inference() else outputs).requires_grad_()
         with backend.objective_context():
-            value = objective(leaf, batch.targets, weights, ensemble_size)
+            value = objective(leaf, batch.targets, weights, ensemble_size, backend.indices, moment)
             (gradient,) = torch.autograd.grad(value, leaf)
         return value.detach(), leaf.detach(), backend.scatter(gradient)
 

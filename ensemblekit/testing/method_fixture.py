@@ -123,11 +123,7 @@ class MethodFixture(PluginContract[Method]):
 
     def arguments(self, hook: str, outputs: Tensor, target: Tensor) -> dict[str, Any]:
         """The arguments of a hook of the objective in training, where no combiner is fitted yet."""
-        arguments = {"outputs": outputs, "num_members": len(outputs), "target": target, "loss": self.spec.loss}
-        arguments["fitted"] = None
-        if hook != "combine":
-            arguments["combined"] = self.objective.hooks.call.combine(**arguments)
-        return arguments
+        return self.objective.arguments(outputs, target) | {"fitted": None}
 
     def call(self, hook: str, **arguments: Any) -> Any:
         """The method's own result of a hook; arguments that it does not name are left out."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ensemblekit.core.errors import Interrupted, UsageError
 from ensemblekit.core.hookspecs import RunStatus
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.objective import Moment, Objective
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.data.fingerprint import check_same_data
@@ -287,15 +287,16 @@ class Trainer:
     def _steps(self, engine: Engine, epoch: int, statistics: EpochStatistics) -> float:
         """Train the steps of an epoch that are left; returns the last learning rate."""
         num_steps, first, members = len(self.batch_lengths), statistics.num_steps, statistics.member_indices
-        seed, batch_size = self.spec.seed, self.spec.training.batch_size
+        seed, batch_size, num_epochs = self.spec.seed, self.spec.training.batch_size, self.spec.training.epochs
         batches = self.data.train.training_batches(batch_size, seed, epoch, first_step=first)
         rate = self._learning_rate(epoch - 1 + max(first - 1, 0) / num_steps)
         for step, batch in enumerate(batches, start=first):
             self._stop_if_asked(epoch, statistics)
             rate = self._learning_rate(epoch - 1 + step / num_steps)
             run_step = (epoch - 1) * num_steps + step
+            moment = Moment(epoch, num_epochs, run_step / (num_steps * num_epochs))
             with self.busy_machine.step(engine):
-                value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step)
+                value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step, moment)
             statistics.add(value, outputs, batch)
             if (step + 1) % CHECK_EVERY == 0:
                 statistics.check_finite(epoch, self.saver.kept)

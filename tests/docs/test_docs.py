@@ -14,7 +14,9 @@ from ensemblekit.core.verification import HOOK_ARGUMENTS
 
 README = list(blocks(ROOT / "README.md"))
 GUIDE = ROOT / "docs" / "writing-plugins.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(GUIDE.parent.glob("*.md"))]
+COOKBOOK = GUIDE.with_name("cookbook.md")
+"""Its recipes are independent plugins: test_cookbook.py runs them."""
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*GUIDE.parent.glob("*.md")} - {COOKBOOK})]
 READ_IN_ONE_GO = {
     **{page.stem: list(blocks(page)) for page in PAGES if page != GUIDE},
     **{f"{GUIDE.stem}: {title}": part for title, part in sections(GUIDE).items()},
