@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
-    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Method, Model, Prepared, Splits
+    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Family, Method, Model, Prepared, Splits
     from ensemblekit.core.seeds import generator
     from ensemblekit.data.augmentation import Augmentations
     from ensemblekit.data.cache import cache_directory
@@ -64,6 +64,7 @@ __all__ = [
     "Ensemble",
     "EnsemblekitError",
     "Extension",
+    "Family",
     "GrowingEnsemble",
     "ImageDataset",
     "KeptOutputs",
@@ -127,7 +128,7 @@ _HOMES = {
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
-    "core.plugin": "DataInfo Dataset Extension Method Model Prepared Splits",
+    "core.plugin": "DataInfo Dataset Extension Family Method Model Prepared Splits",
     "core.seeds": "generator",
     "data.augmentation": "Augmentations",
     "data.cache": "cache_directory",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -90,9 +90,33 @@ class Loss(Plugin):
             return outputs.log_softmax(dim=-1)
         return self.probabilities(outputs).log()
 
+    def from_probabilities(self, probabilities: Tensor) -> Tensor:
+        """Return outputs (..., C) that mean these class probabilities (..., K): the inverse of `probabilities`."""
+        return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
     def num_outputs(self, info: DataInfo) -> int:
         """Return the number of outputs that a network needs for this data."""
         return 1 if self.takes == "margins" else info.num_outputs
+
+    def slices(self, num_outputs: int) -> Mapping[str, int]:
+        """Return the names and sizes of parts of the outputs, such as a mean and a variance; hooks find them in `named`.
+
+        The sizes add up to `num_outputs`, which is what the method of that name has returned.
+        """
+        return {}
+
+    def point(self, outputs: Tensor) -> Tensor:
+        """Return the prediction of each target (..., T) that outputs (..., C) mean. Default: the outputs themselves."""
+        return outputs
+
+    def rescale(self, outputs: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """Convert the outputs of a regression to other units of the targets.
+
+        Args:
+            outputs: (..., C).
+            convert: converts values of the targets (..., T); affine. Default: every output is such a value.
+        """
+        return convert(outputs)
 
     def check_values(self, outputs: Tensor, target: Tensor) -> None:
         """Raise a `DataError` if a target is out of range; reads the values, so not for the training step."""
@@ -160,6 +184,9 @@ class MSE(Loss):
         positive = outputs.clamp_min(torch.finfo(outputs.dtype).tiny)
         return positive / positive.sum(dim=-1, keepdim=True)
 
+    def from_probabilities(self, probabilities: Tensor) -> Tensor:
+        return probabilities
+
 
 class NLL(Loss):
     """Negative log-likelihood of outputs that already are probabilities."""
@@ -196,6 +223,9 @@ class NLL(Loss):
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         return outputs
+
+    def from_probabilities(self, probabilities: Tensor) -> Tensor:
+        return probabilities
 
 
 class CrossEntropy(Loss):
@@ -255,6 +285,9 @@ class Exponential(_MarginLoss):
     def log_probabilities(self, outputs: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid(torch.cat([-2 * outputs, 2 * outputs], dim=-1))
 
+    def from_probabilities(self, probabilities: Tensor) -> Tensor:
+        return _inner(probabilities[..., 1:]).logit() / 2
+
 
 class GaussianHinge(_MarginLoss):
     """The hinge loss smoothed by a Gaussian, for two classes and one output."""
@@ -278,6 +311,9 @@ class GaussianHinge(_MarginLoss):
         # (1 + erf(z)) / 2 is the cumulative normal distribution at √2 z
         return torch.special.log_ndtr(math.sqrt(2) * torch.cat([-outputs, outputs], dim=-1))
 
+    def from_probabilities(self, probabilities: Tensor) -> Tensor:
+        return torch.special.ndtri(_inner(probabilities[..., 1:])) / math.sqrt(2)
+
 
 @cache
 def _load_forward_rules() -> None:
@@ -285,6 +321,12 @@ def _load_forward_rules() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
+
+
+def _inner(probabilities: Tensor) -> Tensor:
+    """Move probabilities of 0 and 1, which no finite output means, a little inside."""
+    limits = torch.finfo(probabilities.dtype)
+    return probabilities.clamp(limits.tiny, 1 - limits.eps)
 
 
 def pick(outputs: Tensor, index: Tensor) -> Tensor:

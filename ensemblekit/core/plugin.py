@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import Dataset as TorchDataset
 
+    from ensemblekit.core.losses import Loss
     from ensemblekit.spec.sections import Spec
 
 Task = Literal["classification", "regression"]
@@ -138,6 +139,21 @@ class Method(Plugin):
         """Return the number of members that the method's parameters imply; None if any number is possible."""
         return None
 
+    def predictor(self) -> str | None:
+        """Return the name of the auxiliary group that predicts alone, such as a student; None: the members predict."""
+        return None
+
+    def state(self) -> Mapping[str, Tensor | float | int | str | bool | None]:
+        """Return what the method has to remember: it is part of every checkpoint and of the trained model.
+
+        Keep it in private attributes, which a plugin may change: ``_strength: float = PrivateAttr(1.0)``. A run works
+        on its own copy of the method.
+        """
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; tensors are on the CPU."""
+
 
 class Extension(Plugin):
     """A plugin that follows a run through the life-cycle hooks: a logger, a callback."""
@@ -149,6 +165,8 @@ class Model(Plugin):
     """A base model: builds one member."""
 
     kind = "model"
+    fitted: ClassVar[bool] = False
+    """Whether members are fitted to the training data once, by `fit`, and do not learn by gradients."""
 
     def unsupported(self) -> Mapping[str, str]:
         """Return the execution modes that this model does not support, each with the reason; engines respect it.
@@ -162,9 +180,67 @@ class Model(Plugin):
         """Return whether the outputs are class probabilities, which losses such as "nll" take, and not raw values."""
         return False
 
+    def extra_outputs(self, input_shape: tuple[int, ...]) -> Mapping[str, int]:
+        """Return what networks give beside their prediction, such as features: names and sizes.
+
+        The networks then map (B, *input_shape) to (B, num_outputs + sizes): the prediction first, then these in their
+        order. Hooks find them in `named`.
+        """
+        return {}
+
+    def fit(
+        self,
+        network: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        loss: Loss,
+        seed: int,
+    ) -> None:
+        """Fit a member that `build` has built, before training starts; only called if `fitted`.
+
+        Args:
+            network: The member. What it learns must be in its buffers, whose shapes may change here.
+            inputs: Inputs of all training samples (N, *input_shape), on the CPU, not augmented.
+            targets: Class indices (N,), or real values (N, C) as networks learn them.
+            weights: Sample weights of this member (N,), or None for 1.
+            loss: What the outputs mean; ``loss.from_probabilities`` gives the outputs for class probabilities.
+            seed: Of this member; all randomness must be derived from it.
+        """
+
+    def known_outputs(self, split: str, indices: Tensor) -> Tensor | None:
+        """Return the outputs (N, num_outputs) of a member that knows them for the samples of a split.
+
+        Args:
+            split: "train", "validation" or "test".
+            indices: The samples' indices in their data set (N,), as in `Split.indices`.
+
+        Returns:
+            The outputs on the CPU; None, the default, if the network computes them from the inputs.
+        """
+        return None
+
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        """Build a new network that maps (B, *input_shape) to (B, num_outputs)."""
+        """Build a new network that maps (B, *input_shape) to (B, num_outputs).
+
+        It may also name `member`, the member's index: ``build(self, input_shape, num_outputs, member)``.
+        """
+
+
+class Family(Model):
+    """A model that computes several members in one network, which share some of its weights.
+
+    All members of a spec, or all members of one group, are one family: one network (B, *input_shape) → (K, B, C).
+    """
+
+    @abstractmethod
+    def build_family(self, input_shape: tuple[int, ...], num_outputs: int, num_members: int) -> nn.Module:
+        """Build a network that maps (B, *input_shape) to (num_members, B, num_outputs)."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        """Build a family of one member."""
+        return self.build_family(input_shape, num_outputs, 1)
 
 
 @dataclass(frozen=True)
