@@ -99,7 +99,7 @@ class Loss(Plugin):
         return 1 if self.takes == "margins" else info.num_outputs
 
     def slices(self, num_outputs: int) -> Mapping[str, int]:
-        """Return the names and sizes of parts of the outputs, such as a mean and a variance; hooks find them in `named`.
+        """Return the names and sizes of parts of the outputs, such as a mean and a variance, for `named`.
 
         The sizes add up to `num_outputs`, which is what the method of that name has returned.
         """
