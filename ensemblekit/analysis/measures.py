@@ -89,7 +89,7 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     """
     loss, outputs, targets = combiner.loss, combiner.learned(kept.outputs), kept.targets
     learned_targets = combiner.learned(targets) if targets.is_floating_point() else targets
-    combined = combiner.combine_learned(outputs)
+    combined = combiner.combine_kept(kept)
     found = {"loss": loss(combined, learned_targets), "diversity": _diversity(outputs, learned_targets, loss)}
     if loss.takes == "values" and (targets.is_floating_point() or targets.ndim > 1 or outputs.shape[-1] == 1):
         found |= _of_values(kept.outputs, combiner.restored(combined), targets)

@@ -73,7 +73,7 @@ def smallest_equal_ensemble(kept: KeptOutputs, combiner: Combiner) -> SmallerEns
         cannot be left out: of one, of several stochastic passes, or with weights that were fitted to all of them.
     """
     num_members = len(kept.outputs)
-    if num_members < 2 or num_members != combiner.num_members or combiner.fitted is not None or len(kept) < 2:
+    if num_members < 2 or num_members != combiner.num_members or combiner.needs_all_members or len(kept) < 2:
         return None
     outputs = combiner.learned(kept.outputs)
     targets = combiner.learned(kept.targets) if kept.targets.is_floating_point() else kept.targets

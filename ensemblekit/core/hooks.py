@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -147,17 +147,9 @@ class RunHooks:
         """Whether the combination of outputs is fitted on validation data."""
         return self.is_implemented("fit_combiner")
 
-    def fit_combiner(self, outputs: Tensor, target: Tensor, loss: Loss, members: Tensor | None = None) -> Tensor | None:
-        """Fit `combine` on the outputs (M, N, C) for validation data; None if there is nothing to fit."""
-        arguments = {
-            "outputs": outputs,
-            "target": target,
-            "loss": loss,
-            "num_members": len(outputs),
-            "members": torch.arange(len(outputs), device=outputs.device) if members is None else members,
-            "named": {},
-            "auxiliary": {},
-        }
+    def fit_combiner(self, arguments: Mapping[str, Any]) -> Tensor | None:
+        """Fit `combine` on validation data, whose outputs are among the arguments; None if there is nothing to fit."""
+        outputs: Tensor = arguments["outputs"]
         name, fitted = self.first_result("fit_combiner", **arguments)
         if fitted is None:
             return None
@@ -167,6 +159,41 @@ class RunHooks:
             raise not_finite(name, "fit_combiner")
         result: Tensor = fitted
         return result
+
+    def names(self, argument: str, hooks: Iterable[str]) -> bool:
+        """Whether an implementation of one of these hooks names an argument."""
+        implementations = (one for hook in hooks for one in getattr(self.call, hook).get_hookimpls())
+        return any(argument in implementation.argnames for implementation in implementations)
+
+    def check_result(self, hook: str, result: object, shape: Sequence[int], like: Tensor, **arguments: Any) -> None:
+        """Raise a `PluginError` that names the plugin unless a hook's result has this shape and the dtype of another.
+
+        Args:
+            hook: the name of the hook.
+            result: what counts of its results.
+            shape: the shape that it should have.
+            like: a tensor of the dtype and device that it should have.
+            arguments: those that the hook was called with.
+        """
+
+        def fits(result: object) -> bool:
+            return (
+                isinstance(result, Tensor)
+                and result.shape == torch.Size(shape)
+                and result.dtype == like.dtype
+                and result.device == like.device
+            )
+
+        if not fits(result):
+            expected = f"{str(like.dtype).removeprefix('torch.')} of shape {tuple(shape)} on {like.device}"
+            raise self.violation(hook, fits, expected, **arguments)
+
+    def violation(self, hook: str, is_right: Callable[[object], bool], expected: str, **arguments: Any) -> PluginError:
+        """Find the plugin that returned a wrong value by calling each by itself; returns the error that names it."""
+        wrong = ((name, result) for name, result in self.results(hook, **arguments) if not is_right(result))
+        no_result = getattr(self.call, hook).get_hookimpls()[-1].plugin_name, None
+        name, result = next(wrong, no_result)
+        return violation(name, hook, expected, result)
 
     def learning_rate(self, base: float, epoch: float, num_epochs: int) -> float | None:
         """Return the learning rate that a method sets; None if none does."""

@@ -7,7 +7,7 @@ M members, B samples in the batch, C outputs per sample, N samples in the traini
 (M, B, C) → (M, B) and (B, C) → (B,).
 
 The objective is the mean over the batch of  ensemble_loss + Σ_m select · weight · member_loss.
-With `second_inputs`, a step minimises its sum over two forward passes; `weight_penalty` is added in the update.
+With `second_inputs`, a step minimises its sum over two forward passes; `weight_penalty` adds to it.
 `members` are the indices of the members in the spec, int64 (M,) on the device of `outputs`: a hook may see only some of
 the members, and `num_members` is the number of all. A copy has the index of its original. `epoch` counts from 1, and
 `progress` is the share of the training that is done, 0 ≤ progress < 1.
@@ -53,6 +53,36 @@ class GrowingEnsemble(Protocol):
 
     def freeze(self, member: int) -> None:
         """Stop training a member: its parameters and batch-norm statistics no longer change."""
+
+    def drop(self, member: int) -> None:
+        """Remove a member; the members after it move up."""
+
+    def blend(self, member: int, other: int, share: float) -> None:
+        """Move the weights and statistics of a member towards those of another: (1 - share) · own + share · other."""
+
+    def refresh_statistics(self, member: int) -> None:
+        """Compute the batch-norm statistics of a member anew from the training data, as its weights are now."""
+
+    @property
+    def targets(self) -> Tensor:
+        """The training targets: class indices (N,), or real values (N, C) as the networks learn them."""
+
+    def outputs(self) -> Tensor:
+        """Compute the current members' outputs (M, N, C) for the training data, in evaluation mode, not augmented."""
+
+    @property
+    def sample_weights(self) -> Tensor | None:
+        """The weights (N, M) of the training samples for all members of the spec; None: all 1."""
+
+    def set_sample_weights(self, weights: Tensor) -> None:
+        """Weight the training samples from now on, (N, M) for all members of the spec."""
+
+
+class MemberNoise(Protocol):
+    """Random numbers of K members that are the same on every engine and when a run is resumed."""
+
+    def __call__(self, *shape: int, fixed: bool = False) -> Tensor:
+        """Sample float32 numbers in [0, 1), (K, *shape); `fixed` ones never change."""
 
 
 # The objective. Where only one value can be used and several methods return one (something other than None), that of
@@ -145,6 +175,49 @@ def second_inputs(inputs: Tensor, gradient: Tensor) -> Tensor | None:
     """
 
 
+@hookspec(firstresult=True)
+def second_weights(weights: Tensor, gradient: Tensor) -> Tensor | None:
+    """Return other weights at which the gradient of the step is taken, (K, P) → (K, P); see SAM.
+
+    Called in every step with the learned parameters of K members, each flattened to P numbers, and the gradient of the
+    objective there. The members are then computed again with the weights that the hook returns; the gradient there
+    updates the original weights. Random numbers and batch-norm statistics are those of the first pass. Default: there
+    is no second pass. It cannot be combined with `second_inputs`.
+    """
+
+
+@hookspec(firstresult=True)
+def member_inputs(inputs: Tensor, members: Tensor, uniform: MemberNoise, training: bool) -> Tensor | None:
+    """Return the view that each of K members has of a batch, (B, *input_shape) → (K, B, *input_shape).
+
+    Called in every step and prediction, `training` says which. ``uniform(*shape)`` samples numbers in [0, 1), float32
+    (K, *shape) on the device, which depend on the member and, in training, on the step; with ``fixed=True`` on the
+    member alone. In predictions the numbers are always the same. Default: all members see the batch as it is.
+    """
+
+
+# The values of several methods for weight_penalty are added.
+
+
+@hookspec
+def weight_penalty(
+    weights: Tensor,
+    start: Tensor,
+    members: Tensor,
+    num_members: int,
+    num_samples: int,
+    epoch: int,
+    num_epochs: int,
+    progress: float,
+) -> Tensor | None:
+    """Return a penalty of the weights of K members, (K, P) → (K,). Called in every step. Default: none.
+
+    `weights` are the learned parameters of each member, flattened to P numbers, `start` those that it began with, and
+    `num_samples` is the number of training samples, N. Its gradient is added in the update, after `clip_norm`; the
+    reported objective does not contain it.
+    """
+
+
 # The values of several methods for sample_weights and for select_members are multiplied.
 
 
@@ -226,10 +299,15 @@ def engine_chosen(engine: str, seconds_per_step: Mapping[str, float]) -> None:
 
 @hookspec
 def epoch_started(ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_members: int, num_steps: int) -> None:
-    """Prepare an epoch; may add, copy or freeze members. Called before the first step of each epoch.
+    """Prepare an epoch; may change the members and their sample weights. Called before the first step of each epoch.
 
     `num_members` is the number in the spec, ``len(ensemble)`` the current one.
     """
+
+
+@hookspec
+def epoch_trained(ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_members: int, num_steps: int) -> None:
+    """Change the ensemble after the last step of each epoch, before it is evaluated; as `epoch_started` may."""
 
 
 @hookspec

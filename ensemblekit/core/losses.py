@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.func import grad, jvp
 
@@ -233,10 +234,18 @@ class CrossEntropy(Loss):
 
     formula = "l(z, y) = - sum_c y_c log softmax(z)_c"
 
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of each target that is spread evenly over all classes"
+    )
+
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
         if outputs.shape[-1] >= FEW_CLASSES:
-            return -pick(outputs.log_softmax(dim=-1), target)
-        return -pick(outputs.transpose(-1, -2).log_softmax(dim=-2).transpose(-1, -2), target)
+            logs = outputs.log_softmax(dim=-1)
+        else:
+            logs = outputs.transpose(-1, -2).log_softmax(dim=-2).transpose(-1, -2)
+        if not self.label_smoothing:
+            return -pick(logs, target)
+        return -(1 - self.label_smoothing) * pick(logs, target) - self.label_smoothing * logs.mean(dim=-1)
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         # dᵀ(diag(q) - qqᵀ)d is the variance of d under q, written so that it cannot turn negative

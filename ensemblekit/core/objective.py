@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.errors import DataError, NumericError, PluginError
-from ensemblekit.core.hooks import RunHooks, describe_value, not_finite, violation
+from ensemblekit.core.hooks import RunHooks, describe_value, not_finite
 from ensemblekit.core.losses import Loss
+from ensemblekit.core.member_hooks import MemberHooks
+from ensemblekit.core.member_losses import MemberLosses
+from ensemblekit.core.outputs import OutputLayout
 from ensemblekit.core.plugin import Method, Plugin
 from ensemblekit.core.verification import implemented_hooks
 
 COUPLING_HOOKS = {"member_loss", "ensemble_loss", "select_members"}
 """Hooks in which the outputs of several members may meet."""
+COMBINING_HOOKS = ("combine", "fit_combiner")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,16 @@ START = Moment()
 """The beginning of training."""
 
 
+@dataclass(frozen=True)
+class Mix:
+    """Samples that are mixtures of two: their objective is that of both targets, by their shares."""
+
+    partner: Tensor
+    """Index in the batch of the other sample, int64 (B,)."""
+    share: Tensor
+    """Share of the sample itself, 0 to 1 (B,)."""
+
+
 class Objective:
     """The objective of some methods under one loss: (outputs, target) → scalar.
 
@@ -46,6 +60,9 @@ class Objective:
         loss: the per-sample loss that the methods build on.
         extensions: plugins that follow the life cycle.
         listeners: other objects that do.
+        layout: what the rows and columns of the outputs mean. Default: they are the members' predictions.
+        combiner: the plugin that combines the members' outputs in predictions. Default: the methods do.
+        member_losses: the loss of each member by its index, if they differ.
     """
 
     def __init__(
@@ -54,14 +71,22 @@ class Objective:
         loss: Loss,
         extensions: Iterable[Plugin] = (),
         listeners: Iterable[object] = (),
+        layout: OutputLayout | None = None,
+        combiner: Plugin | None = None,
+        member_losses: Sequence[Loss] = (),
     ) -> None:
-        self.methods = tuple(methods)
-        self.loss = loss
+        self.methods, self.loss, self.layout = tuple(methods), loss, layout
         self.hooks = RunHooks([*methods, *extensions], listeners)
+        self.final_hooks = self.hooks if combiner is None else RunHooks([*methods, combiner])
+        """Those that combine the outputs of a prediction."""
+        self.members = MemberHooks(self.hooks)
+        self.member_losses = MemberLosses(loss, member_losses) if member_losses else None
 
     @cached_property
     def separable(self) -> bool:
         """Whether each member's term depends on its own outputs alone, so that members can be trained one by one."""
+        if self.layout is not None and self.layout.auxiliary:
+            return False
         return all(
             not COUPLING_HOOKS & set(implemented_hooks(type(method))) if declared is None else declared
             for method in self.methods
@@ -74,35 +99,75 @@ class Objective:
         return all(method.needs_frozen_members for method in self.methods)
 
     @cached_property
-    def has_second_pass(self) -> bool:
-        """Whether members also learn from inputs that are derived from those of the batch."""
-        return self.hooks.is_implemented("second_inputs")
+    def predictor(self) -> str | None:
+        """The name of the auxiliary group that predicts alone; None if the members predict."""
+        return next((name for method in self.methods if (name := method.predictor()) is not None), None)
 
-    def second_inputs(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return the inputs of the second pass; (B, …), or (K, B, …) for K members, like both arguments."""
-        arguments = {"inputs": inputs, "gradient": gradient}
-        second = self.hooks.call.second_inputs(**arguments)
-        self._check_result("second_inputs", second, tuple(inputs.shape), inputs, arguments)
-        return second.detach()
+    @cached_property
+    def predicts_with_auxiliary(self) -> bool:
+        """Whether predictions need the outputs of auxiliary networks beside those of the members."""
+        return self.predictor is None and self.final_hooks.names("auxiliary", COMBINING_HOOKS)
 
-    def combine(
-        self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1, members: Tensor | None = None
-    ) -> Tensor:
-        """Combine the outputs (M, B, C), or (S · M, B, C) of S stochastic passes, to the ensemble's output (B, C).
+    @cached_property
+    def combines_more(self) -> bool:
+        """Whether the combination needs more than the members' predictions."""
+        return self.predicts_with_auxiliary or self.final_hooks.names("named", COMBINING_HOOKS)
+
+    @cached_property
+    def prediction_layout(self) -> OutputLayout | None:
+        """What the rows and columns of the outputs mean in a prediction, where not all networks may run."""
+        if self.layout is None:
+            return None
+        if self.predictor is not None:
+            return OutputLayout(self.layout.num_outputs, self.layout.slices)
+        return self.layout if self.predicts_with_auxiliary else self.layout.without_auxiliary()
+
+    def predictions(self, outputs: Tensor, passes: int = 1) -> Tensor:
+        """Return the members' predictions (M, B, C) among the outputs of a prediction; (S · M, B, C) of S passes."""
+        layout = self.prediction_layout
+        if layout is None:
+            return outputs
+        parts = [layout.predictions(one_pass) for one_pass in outputs.chunk(max(passes, 1))]
+        return torch.cat(parts) if passes > 1 else parts[0]
+
+    def train_predictions(self, outputs: Tensor) -> Tensor:
+        """Return the members' predictions (M, B, C) among the outputs of a training step."""
+        return outputs if self.layout is None else self.layout.predictions(outputs)
+
+    def combine(self, outputs: Tensor, members: Tensor | None = None) -> Tensor:
+        """Combine the outputs in training to the ensemble's output (B, C), as the methods do.
 
         Args:
-            outputs: those of the members.
-            fitted: parameters of the combination, if a method fits them.
+            outputs: all outputs (R, B, W): without a layout those of the members (M, B, C).
+            members: the indices of the members in the spec (M,); None: 0, 1, 2 …
+        """
+        return self._combine(self.hooks, self._output_arguments(outputs, members, self.layout) | {"fitted": None})
+
+    def predict(
+        self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1, members: Tensor | None = None
+    ) -> Tensor:
+        """Combine the outputs of a prediction to the ensemble's output (B, C).
+
+        Args:
+            outputs: those of the networks that predict (R, B, W), or (S · R, B, W) of S stochastic passes.
+            fitted: parameters of the combination, if a plugin fits them.
             passes: the number S of stochastic passes.
             members: the indices of the members in the spec (M,); None: 0, 1, 2 …
         """
         if passes > 1:
-            each = [self.combine(one_pass, fitted, members=members) for one_pass in outputs.chunk(passes)]
+            each = [self.predict(one_pass, fitted, members=members) for one_pass in outputs.chunk(passes)]
             return torch.stack(each).mean(dim=0)
-        arguments = self._output_arguments(outputs, members) | {"fitted": fitted}
-        combined = self.hooks.call.combine(**arguments)
-        self._check_result("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
-        return combined
+        arguments = self._output_arguments(outputs, members, self.prediction_layout)
+        if self.predictor is not None:
+            return arguments["outputs"].mean(dim=0)
+        return self._combine(self.final_hooks, arguments | {"fitted": fitted})
+
+    def fit_combiner(self, outputs: Tensor, target: Tensor, members: Tensor | None = None) -> Tensor | None:
+        """Fit the combination on the outputs (R, N, W) of a prediction for validation data; None if there is none."""
+        if self.predictor is not None:
+            return None
+        arguments = self._output_arguments(outputs, members, self.prediction_layout)
+        return self.final_hooks.fit_combiner(arguments | {"target": target})
 
     def __call__(
         self,
@@ -112,17 +177,19 @@ class Objective:
         ensemble_size: int | None = None,
         members: Tensor | None = None,
         moment: Moment = START,
+        mix: Mix | None = None,
     ) -> Tensor:
         """Compute the objective of a batch.
 
         Args:
-            outputs: raw member outputs (M, B, C).
+            outputs: all outputs (R, B, W): without a layout the members' raw outputs (M, B, C).
             target: targets of the B samples.
             weights: sample weights (B, M), or None for 1.
             ensemble_size: the number of all members, if `outputs` and `weights` are those of only some members of a
                 separable objective. The terms of all members add up to the objective of the ensemble.
             members: the indices of the members in the spec (M,), on the device of the outputs; None: 0, 1, 2 …
             moment: when in training this is.
+            mix: how samples were mixed; None: they were not.
 
         Returns:
             A scalar.
@@ -130,44 +197,56 @@ class Objective:
         if outputs.ndim != 3 or not outputs.is_floating_point():
             fix = "give floating-point member outputs of shape (M, B, C)"
             raise DataError(f"outputs are {describe_value(outputs)}", "the objective", fix)
-        num_members, batch = outputs.shape[:2]
         version = outputs._version
         arguments = self.arguments(outputs, target, members, moment)
-        arguments["num_members"] = ensemble_size or num_members
+        arguments["num_members"] = ensemble_size or arguments["num_members"]
+        per_sample = self._per_sample(arguments, weights)
+        if mix is not None:
+            other = self._per_sample(arguments | {"target": target[mix.partner]}, weights)
+            per_sample = mix.share * per_sample + (1 - mix.share) * other
+        if outputs.requires_grad and not per_sample.requires_grad:
+            what = f"nothing can be learned: the losses that {self._names} returns do not depend on the outputs"
+            raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
+        if outputs._version != version:
+            what = f"the hooks of {self._names} change the members' outputs in place, which falsifies their gradients"
+            raise PluginError(what, fix="compute a new tensor: outputs * 2 instead of outputs.mul_(2)")
+        return per_sample.mean()
+
+    def _per_sample(self, arguments: dict[str, Any], weights: Tensor | None) -> Tensor:
+        """Compute the objective of each sample (B,)."""
+        outputs: Tensor = arguments["outputs"]
+        num_members, batch = outputs.shape[:2]
         member_loss = self.hooks.call.member_loss(**arguments)
-        self._check_result("member_loss", member_loss, (num_members, batch), outputs, arguments)
+        self.hooks.check_result("member_loss", member_loss, (num_members, batch), outputs, **arguments)
         for mask in self._masks(arguments):
             # `where` and not a product: the loss of a member that is left out may be infinite
             member_loss = torch.where(mask, member_loss, 0) if mask.dtype == torch.bool else member_loss * mask
         if weights is not None:
             _check_weights(weights, (batch, num_members))
             member_loss = member_loss * weights.T.to(outputs.dtype)
-        per_sample = member_loss.sum(dim=0)
+        per_sample: Tensor = member_loss.sum(dim=0)
         ensemble_loss = self.hooks.call.ensemble_loss(**arguments)
         if ensemble_loss is not None:
-            self._check_result("ensemble_loss", ensemble_loss, (batch,), outputs, arguments)
+            self.hooks.check_result("ensemble_loss", ensemble_loss, (batch,), outputs, **arguments)
             per_sample = per_sample + ensemble_loss
-        if outputs.requires_grad and not per_sample.requires_grad:
-            names = ", ".join(f'"{method.name}"' for method in self.methods)
-            what = f"nothing can be learned: the losses that {names} returns do not depend on the outputs"
-            raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
-        if outputs._version != version:
-            names = ", ".join(f'"{method.name}"' for method in self.methods)
-            what = f"the hooks of {names} change the members' outputs in place, which falsifies their gradients"
-            raise PluginError(what, fix="compute a new tensor: outputs * 2 instead of outputs.mul_(2)")
-        return per_sample.mean()
+        return per_sample
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(f'"{method.name}"' for method in self.methods)
 
     def check_finite(self, outputs: Tensor, target: Tensor) -> None:
         """Raise a `NumericError` that names the member, or the plugin and hook, whose values are not finite."""
         if outputs.is_meta:
             return
+        arguments = self.arguments(outputs, target) | {"fitted": None}
+        outputs = arguments["outputs"]
         for member, finite in enumerate(outputs.isfinite().flatten(1).all(dim=1).tolist()):
             if not finite:
                 raise NumericError(f"the outputs of member {member} are not finite", fix="lower the learning rate")
         if problem := self.loss.output_problem(outputs):
             fix = 'train a model that ends with a softmax, or use loss = "cross_entropy"'
             raise NumericError(problem, f'the loss "{self.loss.name}"', fix)
-        arguments = self.arguments(outputs, target) | {"fitted": None}
         for hook in ("combine", "member_loss", "ensemble_loss", "select_members"):
             for name, result in self.hooks.results(hook, **arguments):
                 if not bool(result.isfinite().all()):
@@ -191,30 +270,40 @@ class Objective:
                     fix = 'the true class has probability 0: use loss = "cross_entropy" and a model without softmax'
                 raise NumericError(what, fix=fix)
 
-    def _output_arguments(self, outputs: Tensor, members: Tensor | None) -> dict[str, Any]:
+    def _output_arguments(self, outputs: Tensor, members: Tensor | None, layout: OutputLayout | None) -> dict[str, Any]:
         """Return the arguments of hooks that outputs alone determine."""
-        indices = torch.arange(len(outputs), device=outputs.device) if members is None else members
+        layout = layout or OutputLayout(outputs.shape[-1], self.loss.slices(outputs.shape[-1]))
+        split = layout.split(outputs)
+        indices = torch.arange(len(split.predictions), device=outputs.device) if members is None else members
         return {
-            "outputs": outputs,
-            "loss": self.loss,
-            "num_members": len(outputs),
+            "outputs": split.predictions,
+            "loss": self.loss if self.member_losses is None else self.member_losses.of(indices),
+            "num_members": len(split.predictions),
             "members": indices,
-            "named": {},
-            "auxiliary": {},
+            "named": split.named,
+            "auxiliary": split.auxiliary,
         }
 
     def arguments(
         self, outputs: Tensor, target: Tensor, members: Tensor | None = None, moment: Moment = START
     ) -> dict[str, Any]:
-        """Return the arguments of the hooks of the objective."""
+        """Return the arguments of the hooks of the objective; `outputs` as in a call."""
+        arguments = self._output_arguments(outputs, members, self.layout)
         return {
-            **self._output_arguments(outputs, members),
-            "combined": self.combine(outputs, members=members),
+            **arguments,
+            "combined": self._combine(self.hooks, arguments | {"fitted": None}),
             "target": target,
             "epoch": moment.epoch,
             "num_epochs": moment.num_epochs,
             "progress": moment.progress,
         }
+
+    @staticmethod
+    def _combine(hooks: RunHooks, arguments: dict[str, Any]) -> Tensor:
+        outputs: Tensor = arguments["outputs"]
+        combined: Tensor = hooks.call.combine(**arguments)
+        hooks.check_result("combine", combined, outputs.shape[1:], outputs, **arguments)
+        return combined
 
     def _masks(self, arguments: dict[str, Any]) -> list[Tensor]:
         outputs: Tensor = arguments["outputs"]
@@ -231,32 +320,8 @@ class Objective:
         if not all(broadcasts(mask) for mask in masks):
             shape = tuple(outputs.shape[:2])
             expected = f"a boolean or floating-point mask that broadcasts to {shape} on {outputs.device}"
-            raise self._violation("select_members", arguments, broadcasts, expected)
+            raise self.hooks.violation("select_members", broadcasts, expected, **arguments)
         return masks
-
-    def _check_result(
-        self, hook: str, result: object, shape: tuple[int, ...], outputs: Tensor, arguments: dict[str, Any]
-    ) -> None:
-        def fits(result: object) -> bool:
-            return (
-                isinstance(result, Tensor)
-                and tuple(result.shape) == shape
-                and result.dtype == outputs.dtype
-                and result.device == outputs.device
-            )
-
-        if not fits(result):
-            expected = f"{str(outputs.dtype).removeprefix('torch.')} of shape {shape} on {outputs.device}"
-            raise self._violation(hook, arguments, fits, expected)
-
-    def _violation(
-        self, hook: str, arguments: dict[str, Any], is_right: Callable[[object], bool], expected: str
-    ) -> PluginError:
-        """Find the plugin that returned a wrong value by calling each by itself; returns the error that names it."""
-        wrong = ((name, result) for name, result in self.hooks.results(hook, **arguments) if not is_right(result))
-        no_result = getattr(self.hooks.call, hook).get_hookimpls()[-1].plugin_name, None
-        name, result = next(wrong, no_result)
-        return violation(name, hook, expected, result)
 
 
 def _check_weights(weights: Tensor, shape: tuple[int, int]) -> None:

@@ -18,6 +18,9 @@ HOOK_ARGUMENTS: dict[str, tuple[str, ...]] = {
     if hasattr(function, f"{PROJECT}_spec")
 }
 
+OPTIONAL_ARGUMENTS = {"build": ("member",)}
+"""Arguments that an override may name although the base class does not."""
+
 
 def implemented_hooks(plugin_class: type) -> dict[str, Callable[..., Any]]:
     """Return the functions of a class that are marked with ``@hookimpl``, by name."""
@@ -62,9 +65,10 @@ def verify_overrides(plugin_class: type, plugin_name: str) -> None:
         if isinstance(declared, property) and not isinstance(override, property | cached_property):
             raise PluginError(f'plugin "{plugin_name}": {name} is not a property', where, "put @property on it")
         if inspect.isfunction(declared) and inspect.isfunction(override):
-            expected = inspect.signature(declared)
+            expected, own = inspect.signature(declared), inspect.signature(override)
+            optional = dict.fromkeys(set(OPTIONAL_ARGUMENTS.get(name, ())) & set(own.parameters))
             try:
-                inspect.signature(override).bind(*expected.parameters)
+                own.bind(*expected.parameters, **optional)
             except TypeError as error:
                 what = f'plugin "{plugin_name}": {name}() has another signature than its base class ({error})'
                 arguments = ", ".join(expected.parameters)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ensemblekit.core.errors import DataError, PluginError
 from ensemblekit.core.memory import fits_in_memory
+from ensemblekit.core.objective import Mix
 from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
@@ -44,6 +45,15 @@ class Batch:
     """Class indices, int64 (B,), or real values, float32 (B, C), standardised if the data set says so."""
     index: Tensor
     """Indices of the samples in their split, int64 (B,)."""
+    partner: Tensor | None = None
+    """If samples are mixtures of two, the index in the batch of the other one, int64 (B,)."""
+    share: Tensor | None = None
+    """The share of the sample itself in such a mixture, 0 to 1 (B,)."""
+
+    @property
+    def mix(self) -> Mix | None:
+        """How samples were mixed; None if they were not."""
+        return None if self.partner is None or self.share is None else Mix(self.partner, self.share)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def is_augmented(self) -> bool:
+        """Whether training inputs differ from epoch to epoch."""
+        return self.transform is not None and bool(self.transform.augmentations)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same split with its batches on a device; inputs in memory are moved there now, once."""

@@ -9,18 +9,22 @@ run can also be continued with another engine.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from ensemblekit.core.objective import START, Moment, Objective
+from ensemblekit.core.outputs import pad
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.step import Backend, training_step
+from ensemblekit.members.flat_parameters import clip_per_member, flat_weights, split_weights
 from ensemblekit.members.state import MemberState
+from ensemblekit.members.stochastic import MemberUniform
 from ensemblekit.spec.optimizers import Optimizer
 from ensemblekit.spec.sections import Spec
 
@@ -39,9 +43,18 @@ class EngineSettings:
     clip_norm: float | None = None
     passes: int | None = None
     """Stochastic passes per network in predictions; None: one deterministic pass."""
+    width: int | None = None
+    """Columns of the outputs, if networks with fewer have to be padded."""
+    seed: int = 0
+    num_samples: int = 1
+    """Number of training samples, N."""
+    num_members: int | None = None
+    """Number of members of the spec, M; None: of those that are trained."""
 
     @classmethod
-    def of(cls, spec: Spec, device: torch.device, passes: int | None) -> EngineSettings:
+    def of(
+        cls, spec: Spec, device: torch.device, passes: int | None, width: int | None = None, num_samples: int = 1
+    ) -> EngineSettings:
         """Return the settings of a spec."""
         return cls(
             device,
@@ -51,6 +64,10 @@ class EngineSettings:
             recompute=spec.engine.recompute,
             clip_norm=spec.training.clip_norm,
             passes=passes,
+            width=width,
+            seed=spec.seed,
+            num_samples=num_samples,
+            num_members=spec.ensemble.members,
         )
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -59,29 +76,132 @@ class EngineSettings:
 
 
 class Part(Backend):
-    """One or several members that are computed as one."""
+    """One or several networks that are computed as one."""
 
     def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
         self.members = list(members)
         self.objective, self.settings = objective, settings
         self.frozen = members[0].frozen
-        self.indices = member_indices(members, settings.device)
+        numbers = [index for member in members for index in member.indices]
+        self.indices = torch.tensor(numbers, dtype=torch.int64, device=settings.device)
+        self.optimizer = members[0].optimizer or settings.optimizer
+        self.rate_factor = self.optimizer.learning_rate / settings.optimizer.learning_rate
+        """How its learning rate differs from that of the spec."""
+        self.gradients: Sequence[Tensor] = ()
+        self.first_weights: Tensor | None = None
+        """The weights (K, P) that are updated, while others are in their place."""
+        self.first_buffers: list[Tensor] = []
+        self.keys: Tensor | None = None
+        """Keys of the random numbers for each member's view of the batch."""
+        if objective.members.have_views:
+            self.keys = MemberUniform.keys_of(settings.seed, numbers, settings.device)
+
+    @property
+    @abstractmethod
+    def learned_rows(self) -> list[Tensor]:
+        """The learned parameters of the K networks, each (K, …)."""
+
+    @property
+    @abstractmethod
+    def buffers(self) -> list[Tensor]:
+        """The buffers of the networks."""
 
     @abstractmethod
-    def update(self, learning_rate: float) -> None:
-        """Take one step of the optimizer."""
+    def gradient_rows(self) -> list[Tensor]:
+        """Return the gradients of the learned parameters, each (K, …)."""
 
     @abstractmethod
-    def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
-        """Compute outputs (S, K, B, C) of S stochastic passes in evaluation mode; (1, K, B, C) if `passes` is None."""
+    def take_step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
+        """Take one step of the optimizer with gradients (K, …)."""
+
+    @abstractmethod
+    def compute(self, inputs: Tensor, passes: int | None) -> Tensor:
+        """Compute outputs (S, K, B, C) of S stochastic passes in evaluation mode; (1, K, B, C) if `passes` is None.
+
+        Inputs are (B, …), or (K, B, …) where each member has its own view.
+        """
 
     @abstractmethod
     def store_optimizer_state(self) -> None:
         """Bring the members' `optimizer_state` up to date."""
 
-    def backward_and_update(self, gradient: Tensor, learning_rate: float) -> None:
+    def views(self, inputs: Tensor, step: int | None) -> Tensor:
+        """Return what the members see of a batch: (K, B, …) if a method says so, else the inputs as they are.
+
+        Args:
+            inputs: (B, …).
+            step: of training; None in a prediction.
+        """
+        if self.keys is None:
+            return inputs
+        uniform = MemberUniform(self.keys, 0 if step is None else step)
+        return self.objective.members.views(inputs, self.indices, uniform, training=step is not None)
+
+    def predict(self, inputs: Tensor, passes: int | None = None, samples: Samples | None = None) -> Tensor:
+        """Compute outputs (S, K, B, W) of S stochastic passes in evaluation mode; (1, K, B, W) if `passes` is None.
+
+        Args:
+            inputs: (B, …).
+            passes: S.
+            samples: which samples these are, if they are samples of a split.
+        """
+        if samples is not None and all(samples.split in member.known for member in self.members):
+            known = torch.cat([member.known[samples.split] for member in self.members])
+            return known[:, samples.index].unsqueeze(0)
+        return pad(at_least_float32(self.compute(self.views(inputs, None), passes)), self.settings.width)
+
+    def update(self, learning_rate: float, moment: Moment) -> None:
+        """Take one step of the optimizer, with the gradients that were computed."""
+        if self.frozen:
+            return
+        if self.first_weights is not None:
+            self._replace_weights(self.first_weights)
+            for buffer, value in zip(self.buffers, self.first_buffers, strict=True):
+                buffer.copy_(value)  # batch-norm statistics count a batch once
+            self.first_weights = None
+        gradients = clip_per_member(self.gradient_rows(), self.settings.clip_norm)
+        if self.objective.members.have_penalty:
+            gradients = sum_gradients(gradients, self._penalty_gradients(moment))
+        self.take_step(gradients, learning_rate * self.rate_factor)
+        self.gradients = ()
+        for member in self.members:
+            member.steps += 1
+
+    def _penalty_gradients(self, moment: Moment) -> list[Tensor]:
+        rows = self.learned_rows
+        weights = flat_weights(rows).requires_grad_()
+        starts = [member.start for member in self.members if member.start is not None]
+        arguments = {
+            "start": torch.stack(starts) if starts else weights.detach(),
+            "members": self.indices[: len(weights)],
+            "num_members": self.settings.num_members or len(self.members),
+            "num_samples": self.settings.num_samples,
+            "epoch": moment.epoch,
+            "num_epochs": moment.num_epochs,
+            "progress": moment.progress,
+        }
+        value = self.objective.members.penalty(weights, **arguments)
+        (gradient,) = torch.autograd.grad(value, weights, materialize_grads=True)
+        return split_weights(gradient, rows)
+
+    def move_to_second_weights(self) -> None:
+        if self.frozen:
+            return
+        self.first_weights = flat_weights(self.learned_rows)
+        self.first_buffers = [buffer.clone() for buffer in self.buffers]
+        gradient = flat_weights(self.gradient_rows())
+        self._replace_weights(self.objective.members.second_weights(self.first_weights, gradient))
+        self.gradients = ()
+
+    def _replace_weights(self, weights: Tensor) -> None:
+        rows = self.learned_rows
+        with torch.no_grad():
+            for tensor, value in zip(rows, split_weights(weights, rows), strict=True):
+                tensor.copy_(value)
+
+    def backward_and_update(self, gradient: Tensor, learning_rate: float, moment: Moment) -> None:
         self.backward(gradient)
-        self.update(learning_rate)
+        self.update(learning_rate, moment)
 
 
 class Engine(Backend):
@@ -97,18 +217,35 @@ class Engine(Backend):
         self.settings = settings
         groups = self.groups(self.members)
         self.parts = [self.make_part([self.members[index] for index in group]) for group in groups]
-        self.order = _order([index for group in groups for index in group])
-        """Position in the concatenated outputs of all parts of each member's outputs; None if they are in order."""
-        self.active = [part for part in self.parts if objective.needs_frozen_members or not part.frozen]
+        active = [objective.needs_frozen_members or not member.frozen for member in self.members]
+        self.active_members = [member for member, flag in zip(self.members, active, strict=True) if flag]
+        self.columns = [index for member in self.active_members if not member.auxiliary for index in member.indices]
+        """The indices in the spec of the members whose outputs the objective sees, as numbers."""
+        self.indices = torch.tensor(self.columns, dtype=torch.int64, device=settings.device)
+        active_rows = self._rows(groups, active)
+        self.active = [self.parts[number] for number in active_rows]
         """The parts whose outputs the objective sees."""
-        flags = [objective.needs_frozen_members or not member.frozen for member in self.members]
-        self.active_members = [member for member, flag in zip(self.members, flags, strict=True) if flag]
-        self.indices = member_indices(self.active_members, settings.device)
-        rows = {index: sum(flags[:index]) for index in range(len(flags))}
-        active_rows = [[rows[index] for index in group] for group in groups if flags[group[0]]]
-        self.rows = [_as_slice(part_rows) for part_rows in active_rows]
+        self.rows = [_as_slice(rows) for rows in active_rows.values()]
         """For each active part, the rows of its members in the objective's outputs."""
-        self.active_order = _order([row for part_rows in active_rows for row in part_rows])
+        self.active_order = _order([row for rows in active_rows.values() for row in rows])
+        """Position in the concatenated outputs of the active parts of each row; None if they are in order."""
+        predicting = self._rows(groups, [predicts(member, objective) for member in self.members])
+        self.predicting = [self.parts[number] for number in predicting]
+        """The parts that predictions need."""
+        self.order = _order([row for rows in predicting.values() for row in rows])
+        numbers = [index for member in self.members if not member.auxiliary for index in member.indices]
+        self.predicted = torch.tensor(numbers, dtype=torch.int64, device=settings.device)
+        """The indices in the spec of all members (M,), on the device."""
+
+    def _rows(self, groups: Sequence[Sequence[int]], flags: Sequence[bool]) -> dict[int, list[int]]:
+        """Return the rows that each part has in the outputs of the networks that are flagged, by the part's number."""
+        ends = list(accumulate(member.size if flag else 0 for member, flag in zip(self.members, flags, strict=True)))
+        rows = [list(range(end - member.size, end)) for member, end in zip(self.members, ends, strict=True)]
+        return {
+            number: [row for index in group for row in rows[index]]
+            for number, group in enumerate(groups)
+            if flags[group[0]]
+        }
 
     @classmethod
     @abstractmethod
@@ -144,34 +281,61 @@ class Engine(Backend):
 
         def train(index: int) -> tuple[Tensor, Tensor]:
             part_weights = None if weights is None else weights[:, self.rows[index]]
-            part, size = self.active[index], len(self.active_members)
+            part, size = self.active[index], len(self.indices)
             return training_step(part, self.objective, batch, part_weights, learning_rate, step, moment, size)
 
         values, outputs = zip(*self.map(train, range(len(self.active))), strict=True)
         return torch.stack(values).sum(), _join(outputs, self.active_order)
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
-        return _join(self.map(lambda part: part.forward(inputs, step), self.active), self.active_order)
+    def forward(self, batch: Batch, step: int) -> Tensor:
+        return _join(self.map(lambda part: part.forward(batch, step), self.active), self.active_order)
 
     def forward_second(self) -> Tensor:
         return _join(self.map(lambda part: part.forward_second(), self.active), self.active_order)
 
+    def move_to_second_weights(self) -> None:
+        self.map(lambda part: part.move_to_second_weights(), self.active)
+
     def backward(self, gradient: Tensor) -> None:
         self.map(lambda pair: pair[0].backward(gradient[pair[1]]), list(zip(self.active, self.rows, strict=True)))
 
-    def backward_and_update(self, gradient: Tensor, learning_rate: float) -> None:
+    def backward_and_update(self, gradient: Tensor, learning_rate: float, moment: Moment) -> None:
         def work(pair: tuple[Part, slice | list[int]]) -> None:
             part, rows = pair
-            part.backward_and_update(gradient[rows], learning_rate)
+            part.backward_and_update(gradient[rows], learning_rate, moment)
 
         # one piece of work per part, so that parts wait for each other only at the objective; the part that was
         # computed last comes first, because its activations may still be in the cache
         self.map(work, list(zip(self.active, self.rows, strict=True))[::-1])
 
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Compute the outputs (M, B, C) of all members in evaluation mode; (S · M, B, C) of S stochastic passes."""
-        inputs = self.arrange(inputs)
-        outputs = self.map(lambda part: part.predict(inputs, self.settings.passes).transpose(0, 1), self.parts)
+    def remember(self, split: str, batches: Callable[[], Iterator[Batch]], max_bytes: int) -> None:
+        """Compute the outputs of frozen members for all samples of a split once, if the objective needs them.
+
+        Args:
+            split: the name of the split.
+            batches: iterates over its samples in their order.
+            max_bytes: members with larger outputs are computed in every step.
+        """
+        for part in self.active:
+            size = sum(member.size for member in part.members)
+            num_bytes = 4 * size * self.settings.num_samples * (self.settings.width or 1)
+            if part.frozen and num_bytes <= max_bytes and not any(split in member.known for member in part.members):
+                outputs = torch.cat([part.predict(self.arrange(batch.inputs))[0] for batch in batches()], dim=1)
+                for member, rows in zip(part.members, outputs.split([m.size for m in part.members]), strict=True):
+                    member.known[split] = rows.clone()
+
+    def predict(self, inputs: Tensor, samples: Samples | None = None) -> Tensor:
+        """Compute the outputs (R, B, W) of the networks that predict, in evaluation mode.
+
+        Args:
+            inputs: (B, …).
+            samples: which samples these are, if they are samples of a split.
+
+        Returns:
+            Those of the members, or (S · R, B, W) of S stochastic passes, the first pass first.
+        """
+        inputs, passes = self.arrange(inputs), self.settings.passes
+        outputs = self.map(lambda part: part.predict(inputs, passes, samples).transpose(0, 1), self.predicting)
         return _join(outputs, self.order).transpose(0, 1).flatten(0, 1)
 
     def store_optimizer_state(self) -> None:
@@ -180,9 +344,20 @@ class Engine(Backend):
             part.store_optimizer_state()
 
 
-def member_indices(members: Sequence[MemberState], device: torch.device) -> Tensor:
-    """Return the indices of members in the spec, int64 (K,), on a device."""
-    return torch.tensor([member.seed_index for member in members], device=device)
+@dataclass(frozen=True)
+class Samples:
+    """Some samples of a split."""
+
+    split: str
+    index: Tensor
+    """Their indices in the split (B,)."""
+
+
+def predicts(member: MemberState, objective: Objective) -> bool:
+    """Return whether predictions need the outputs of a network."""
+    if objective.predictor is not None:
+        return member.auxiliary == objective.predictor
+    return not member.auxiliary or objective.predicts_with_auxiliary
 
 
 def _order(positions: Sequence[int]) -> list[int] | None:

@@ -55,8 +55,11 @@ class Work:
     def part(self, num_members: int, num_samples: int) -> Work:
         """Return a step of some members, spread evenly over all, on the first samples."""
         indices = [number * len(self.members) // num_members for number in range(num_members)]
-        batch = Batch(*(part[:num_samples] for part in (self.batch.inputs, self.batch.targets, self.batch.index)))
-        weights = None if self.weights is None else self.weights[:num_samples][:, indices]
+        parts = (self.batch.inputs, self.batch.targets, self.batch.index)  # it is not measured how samples are mixed
+        batch = Batch(*(part[:num_samples] for part in parts))
+        weights = None if self.weights is None else self.weights[:num_samples]
+        if weights is not None and num_members < len(self.members):
+            weights = weights[:, indices]
         return Work([self.members[index] for index in indices], self.objective, self.settings, batch, weights)
 
 
@@ -100,7 +103,7 @@ def _part_sizes(work: Work) -> Iterator[tuple[int, int]]:
     num_members, num_samples = len(work.members), len(work.batch.index)
     # A method may have a parameter for each member, and frozen members differ from the others: only members that are
     # trained one by one anyway can represent all of them.
-    alike = work.objective.separable and not any(member.frozen for member in work.members)
+    alike = work.objective.separable and not any(member.frozen or member.size > 1 for member in work.members)
     few_members = min(num_members, 2 * num_cores()) if alike else num_members
     for few_samples in SAMPLES:
         if few_samples < num_samples:

@@ -12,11 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.core.objective import START, Moment, Objective
+from ensemblekit.core.outputs import pad
+from ensemblekit.core.plugin import Family
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import Engine, EngineSettings, Part, at_least_float32, backpropagate, sum_gradients
+from ensemblekit.engines.base import (
+    Engine,
+    EngineSettings,
+    Part,
+    Samples,
+    at_least_float32,
+    backpropagate,
+    sum_gradients,
+)
 from ensemblekit.engines.sequential import MemberPart
 from ensemblekit.engines.stacked_layers import StackedNetwork
-from ensemblekit.members.flat_parameters import FlatParameters, clip_per_member, per_tensor_state
+from ensemblekit.members.flat_parameters import FlatParameters, per_tensor_state
 from ensemblekit.members.state import MemberState, OptimizerState
 from ensemblekit.members.stochastic import (
     StochasticLayer,
@@ -51,7 +61,8 @@ class Stack(Part):
         self.inputs: Tensor | None = None
         self.second_inputs: Tensor | None = None
         self.in_second_pass = False
-        self.gradients: Sequence[Tensor] = ()
+        self.shared = self.keys is None and not objective.members.have_second_inputs
+        """Whether all members have the same inputs in training."""
         self.network = StackedNetwork(self.skeleton)
         self.call = torch.compile(self.network.__call__) if settings.compile else self.network.__call__
 
@@ -63,7 +74,7 @@ class Stack(Part):
         }
         if not self.frozen:
             names = [name for name, value in self.skeleton.named_parameters() if value.requires_grad]
-            self.parameters = FlatParameters({name: stacked[name] for name in names}, self.settings.optimizer)
+            self.parameters = FlatParameters({name: stacked[name] for name in names}, self.optimizer)
             self.parameters.load_state(self._stack_optimizer_state())
             stacked |= self.parameters.tensors
         for name, value in stacked.items():
@@ -75,7 +86,7 @@ class Stack(Part):
 
     def _stack_optimizer_state(self) -> OptimizerState:
         states = [member.optimizer_state for member in self.members]
-        shared = per_tensor_state(self.settings.optimizer)
+        shared = per_tensor_state(self.optimizer)
         return {
             name: {
                 key: first[key] if key in shared else torch.stack([state[name][key] for state in states])
@@ -84,13 +95,26 @@ class Stack(Part):
             for name, first in states[0].items()
         }
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
+    @property
+    def learned_rows(self) -> list[Tensor]:
+        return self.learned
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        return [self.tensors[name] for name in self.buffer_names]
+
+    def gradient_rows(self) -> list[Tensor]:
+        return list(self.gradients)
+
+    def forward(self, batch: Batch, step: int) -> Tensor:
         if self.frozen:
-            self.second_inputs = inputs
-            return self.predict(inputs)[0]
-        if self.objective.has_second_pass:
+            self.second_inputs = batch.inputs
+            return self.predict(batch.inputs, samples=Samples("train", batch.index))[0]
+        inputs = self.views(batch.inputs, step)
+        if self.objective.members.have_second_inputs:
             # each member has its own gradient with respect to the inputs
-            inputs = inputs.expand(len(self.members), *inputs.shape).detach().requires_grad_()
+            inputs = inputs.expand(len(self.members), *inputs.shape) if self.keys is None else inputs
+            inputs = inputs.detach().requires_grad_()
         return self._forward(inputs, step, in_second_pass=False)
 
     def forward_second(self) -> Tensor:
@@ -114,7 +138,7 @@ class Stack(Part):
         self.step, self.in_second_pass = step, in_second_pass
         self._set_training_step(self.tensors)
         with self.settings.autocast():
-            return self.call(self.tensors, inputs, not self.objective.has_second_pass)
+            return pad(self.call(self.tensors, inputs, self.shared), self.settings.width)
 
     def _set_training_step(self, tensors: dict[str, Tensor]) -> None:
         for name in self.step_names:
@@ -132,41 +156,38 @@ class Stack(Part):
             scratch = self.tensors | {name: self.tensors[name].clone() for name in self.buffer_names}
             self._set_training_step(scratch)
             with self.settings.autocast():
-                outputs = self.call(scratch, self.inputs, not self.objective.has_second_pass)
+                outputs = pad(self.call(scratch, self.inputs, self.shared), self.settings.width)
         gradients, input_gradient = backpropagate(gradient, outputs, self.learned, self.inputs)
         if self.inputs is not None and input_gradient is not None:
-            self.second_inputs = self.objective.second_inputs(self.inputs.detach(), input_gradient)
+            self.second_inputs = self.objective.members.second_inputs(self.inputs.detach(), input_gradient)
         self.gradients = sum_gradients(self.gradients, gradients)
         self.outputs = self.inputs = None
 
-    def update(self, learning_rate: float) -> None:
-        if self.frozen:
-            return
-        self.parameters.step(clip_per_member(self.gradients, self.settings.clip_norm), learning_rate)
-        self.gradients = ()
-        for member in self.members:
-            member.steps += 1
+    def take_step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
+        self.parameters.step(gradients, learning_rate)
 
-    def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
+    def compute(self, inputs: Tensor, passes: int | None) -> Tensor:
         self.skeleton.eval()
+        shared = self.keys is None
         with torch.no_grad(), self.settings.autocast():
             if passes is None:
-                return at_least_float32(self.call(self.tensors, inputs)).unsqueeze(0)
+                return self.call(self.tensors, inputs, shared).unsqueeze(0)
             # layers before the first stochastic one give the same in all passes, and run once
             deterministic, stochastic = self.network.split_at_first_stochastic()
-            features = deterministic(self.tensors, inputs)
+            features = deterministic(self.tensors, inputs, shared)
+            shared = shared and not deterministic.stacks
             outputs = []
             for number in range(passes):
                 first = first_call_of_pass(number)
                 steps = {name: torch.full_like(self.tensors[name], first) for name in self.step_names}
                 with stochastic_pass(self.skeleton, number):
-                    outputs.append(stochastic(self.tensors | steps, features.clone(), not deterministic.stacks))
-            return at_least_float32(torch.stack(outputs))
+                    outputs.append(stochastic(self.tensors | steps, features.clone(), shared))
+            return torch.stack(outputs)
 
     def store_optimizer_state(self) -> None:
         if self.frozen:
             return
-        state, shared = self.parameters.state(), per_tensor_state(self.settings.optimizer)
+        state, shared = self.parameters.state(), per_tensor_state(self.optimizer)
         for row, member in enumerate(self.members):
             member.optimizer_state = {
                 name: {key: value if key in shared else value[row] for key, value in values.items()}
@@ -183,23 +204,26 @@ class StackedEngine(Engine):
 
     @classmethod
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
-        if not settings.optimizer.elementwise:
-            name = settings.optimizer.name
-            return f'the optimizer "{name}" is not known to be element-wise, so it needs every parameter by itself'
         for member in members:
+            optimizer = member.optimizer or settings.optimizer
+            if not optimizer.elementwise:
+                name = optimizer.name
+                return f'the optimizer "{name}" is not known to be element-wise, so it needs every parameter by itself'
             if reason := member.model.unsupported().get("vmap"):
                 return f'model "{member.model.name}": {reason}'
         return None
 
     def groups(self, members: Sequence[MemberState]) -> list[list[int]]:
-        groups: dict[tuple[str, bool, int, int | None], list[int]] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
         for index, member in enumerate(members):
-            alone = index if _has_no_tensors(member.network) else None
-            groups.setdefault((member.model.key, member.frozen, member.steps, alone), []).append(index)
+            alone = index if _is_alone(member) else None
+            optimizer = None if member.optimizer is None else str(member.optimizer.to_table())
+            key = (member.model.key, optimizer, member.auxiliary, member.frozen, member.steps, alone)
+            groups.setdefault(key, []).append(index)
         return list(groups.values())
 
     def make_part(self, members: Sequence[MemberState]) -> Part:
-        if _has_no_tensors(members[0].network):  # there is nothing to stack
+        if _is_alone(members[0]):
             return MemberPart(members, self.objective, self.settings)
         return Stack(members, self.objective, self.settings)
 
@@ -207,20 +231,24 @@ class StackedEngine(Engine):
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:
         stack, *others = self.parts
-        if others or stack.frozen or self.settings.recompute or self.objective.has_second_pass:
+        hooks = self.objective.members
+        has_second_pass = hooks.have_second_inputs or hooks.have_second_weights
+        if others or not isinstance(stack, Stack) or stack.frozen or self.settings.recompute or has_second_pass:
             return super().train_step(batch, weights, learning_rate, step, moment)
-        assert isinstance(stack, Stack)
         # A shortcut of the step algorithm for a single stack: one backward pass from the objective to the parameters,
         # without a leaf in between. It saves about ten operations a step (benchmark rows tiny-16 and tiny-64).
-        outputs = at_least_float32(stack.attached_outputs(batch.inputs, step))
-        value = self.objective(outputs, batch.targets, weights, members=stack.indices, moment=moment)
+        outputs = at_least_float32(stack.attached_outputs(stack.views(batch.inputs, step), step))
+        value = self.objective(outputs, batch.targets, weights, None, stack.indices, moment, batch.mix)
         stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
-        stack.update(learning_rate)
+        stack.update(learning_rate, moment)
         return value.detach(), outputs.detach()
 
 
-def _has_no_tensors(network: nn.Module) -> bool:
-    return next(network.parameters(), None) is None and next(network.buffers(), None) is None
+def _is_alone(member: MemberState) -> bool:
+    """Whether a network is not stacked with others: it has nothing to stack, or is a stack of members itself."""
+    network = member.network
+    has_no_tensors = next(network.parameters(), None) is None and next(network.buffers(), None) is None
+    return has_no_tensors or isinstance(member.model, Family) or member.model.fitted
 
 
 def _tensor(network: nn.Module, name: str) -> Tensor:

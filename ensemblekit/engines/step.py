@@ -24,7 +24,7 @@ class Backend(ABC):
     """The indices in the spec of the members whose outputs `forward` returns, int64 (K,), on the device."""
 
     @abstractmethod
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
+    def forward(self, batch: Batch, step: int) -> Tensor:
         """Compute the outputs (K, B, C) in training mode, detached; keeps what `backward` needs."""
 
     @abstractmethod
@@ -32,11 +32,15 @@ class Backend(ABC):
         """Compute the outputs for the second inputs of each member, which `backward` derived from the first."""
 
     @abstractmethod
+    def move_to_second_weights(self) -> None:
+        """Replace the weights by those that a method derives from the gradients, until the next update."""
+
+    @abstractmethod
     def backward(self, gradient: Tensor) -> None:
         """Backpropagate d objective / d outputs (K, B, C); gradients of two passes add up."""
 
     @abstractmethod
-    def backward_and_update(self, gradient: Tensor, learning_rate: float) -> None:
+    def backward_and_update(self, gradient: Tensor, learning_rate: float, moment: Moment) -> None:
         """Backpropagate like `backward`, then take one step of the optimizer."""
 
     def gather(self, outputs: Tensor) -> Tensor:
@@ -83,14 +87,18 @@ def training_step(
         # predictions of frozen members may be inference tensors, which cannot require a gradient
         leaf = (outputs.clone() if outputs.is_inference() else outputs).requires_grad_()
         with backend.objective_context():
-            value = objective(leaf, batch.targets, weights, ensemble_size, backend.indices, moment)
+            value = objective(leaf, batch.targets, weights, ensemble_size, backend.indices, moment, batch.mix)
             (gradient,) = torch.autograd.grad(value, leaf)
         return value.detach(), leaf.detach(), backend.scatter(gradient)
 
-    value, outputs, gradient = gradient_at(backend.forward(batch.inputs, step))
-    if objective.has_second_pass:
+    value, outputs, gradient = gradient_at(backend.forward(batch, step))
+    if objective.members.have_second_inputs:
         backend.backward(gradient)
         second_value, _, gradient = gradient_at(backend.forward_second())
         value = value + second_value
-    backend.backward_and_update(gradient, learning_rate)
+    elif objective.members.have_second_weights:
+        backend.backward(gradient)
+        backend.move_to_second_weights()
+        _, _, gradient = gradient_at(backend.forward(batch, step))
+    backend.backward_and_update(gradient, learning_rate, moment)
     return value, outputs

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import Family
 from ensemblekit.core.threads import ThreadPool, num_cores, one_thread
-from ensemblekit.engines.base import EngineSettings, Part, Result, at_least_float32
+from ensemblekit.data.loading import Batch
+from ensemblekit.engines.base import EngineSettings, Part, Result
 from ensemblekit.engines.sequential import MemberPart, SequentialEngine
 from ensemblekit.members.folding import FoldedMember
 from ensemblekit.members.state import MemberState
@@ -72,15 +74,16 @@ class FoldingPart(MemberPart):
         self.channels_last = channels_last
         self.folded: FoldedMember | None = None
 
-    def forward(self, inputs: Tensor, step: int) -> Tensor:
+    def forward(self, batch: Batch, step: int) -> Tensor:
         if not self.frozen:
             self.folded = None
-        return super().forward(inputs, step)
+        return super().forward(batch, step)
 
-    def predict(self, inputs: Tensor, passes: int | None = None) -> Tensor:
+    def compute(self, inputs: Tensor, passes: int | None) -> Tensor:
         # folded weights are rounded to bf16 differently, so that other outputs would come of them
         if self.settings.compile or self.settings.bf16:
-            return super().predict(inputs, passes)
+            return super().compute(inputs, passes)
         if self.folded is None:
             self.folded = FoldedMember(self.network, self.channels_last)
-        return at_least_float32(self.folded(inputs, passes)).unsqueeze(1)
+        outputs = self.folded(inputs if self.keys is None else inputs[0], passes)
+        return outputs if isinstance(self.member.model, Family) else outputs.unsqueeze(1)

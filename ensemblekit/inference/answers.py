@@ -21,12 +21,13 @@ def answers(
 
     Args:
         ensemble: the ensemble.
-        outputs: its members' outputs (M, B, C).
+        outputs: those of its networks, as `Ensemble.network_outputs` gives them.
         probabilities: whether to add the probability of every class as ``probability[NAME]``.
         members: whether to add what each member predicts: ``member_class[INDEX]`` and ``member_probability[INDEX]``,
             or ``member_value[INDEX]``.
     """
-    combined = ensemble.combine(outputs)
+    combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
+    outputs = ensemble.combiner.restored(ensemble.predictions_of(outputs))
     if ensemble.info.task == "classification":
         columns = _classes(ensemble, outputs, combined, probabilities, members)
     else:

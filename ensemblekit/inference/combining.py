@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import evaluate
 from ensemblekit.core.objective import Objective
@@ -22,13 +23,15 @@ class Combiner:
     objective: Objective
     """The methods, which combine, and the loss, which defines what outputs mean."""
     num_members: int
-    """The number of networks; there are several outputs of each if it has several stochastic passes."""
+    """The number of members; there are several outputs of each if it has several stochastic passes."""
     fitted: Tensor | None = None
     """Parameters of the combination, if a method fits them."""
     target_scaling: TargetScaling | None = None
     """How real targets were standardised; outputs are in the original units."""
     dtype: torch.dtype = torch.float32
     """The floating-point type of the networks."""
+    indices: tuple[int, ...] | None = None
+    """The indices of the members in the spec; None: 0, 1, 2 …"""
 
     @property
     def loss(self) -> Loss:
@@ -37,16 +40,39 @@ class Combiner:
 
     def of_size(self, num_members: int) -> Self:
         """Return the combiner for the outputs of so many of the members; not if its parameters were fitted for all."""
-        return replace(self, num_members=num_members)
+        return replace(self, num_members=num_members, indices=None)
+
+    @property
+    def needs_all_members(self) -> bool:
+        """Whether it is only defined for the outputs of all members: of some, it would be another combination."""
+        return self.fitted is not None or self.objective.combines_more
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs (M, N, C), in the original units in regression, to the ensemble's (N, C)."""
         return self.restored(self.combine_learned(self.learned(outputs)))
 
     def combine_learned(self, outputs: Tensor) -> Tensor:
-        """Combine the members' outputs as they learnt them: standardised if the targets were."""
+        """Combine the members' outputs as they learnt them: standardised if the targets were.
+
+        Raises:
+            UsageError: the combination needs more than the members' outputs, such as those of a gate.
+        """
+        if self.objective.combines_more:
+            what = "the combination needs more than the members' outputs"
+            raise UsageError(what, "combine", "give the inputs to the ensemble itself: ensemble(inputs)")
+        return self.combine_networks(outputs, len(outputs) // self.num_members)
+
+    def combine_networks(self, outputs: Tensor, passes: int) -> Tensor:
+        """Combine the outputs of all networks that predict (S · R, N, W), as they learnt them, of S passes."""
         fitted = None if self.fitted is None else self.fitted.to(outputs)
-        return self.objective.combine(outputs, fitted, passes=len(outputs) // self.num_members)
+        indices = None if self.indices is None else torch.tensor(self.indices, device=outputs.device)
+        return self.objective.predict(outputs, fitted, passes, indices)
+
+    def combine_kept(self, kept: KeptOutputs) -> Tensor:
+        """Combine kept outputs, in the original units in regression, to the ensemble's outputs as it learnt them."""
+        if kept.networks is None:
+            return self.combine_learned(self.learned(kept.outputs))
+        return self.combine_networks(kept.networks, len(kept.outputs) // self.num_members)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Compute the ensemble's class probabilities (N, K) from the members' outputs (M, N, C)."""
@@ -58,7 +84,7 @@ class Combiner:
         if targets.is_floating_point():
             targets = self.learned(targets)
         restore = None if self.target_scaling is None else self.target_scaling.restore
-        return evaluate(outputs, targets, self.loss, self.combine_learned(outputs), restore)
+        return evaluate(outputs, targets, self.loss, self.combine_kept(kept), restore)
 
     def learned(self, values: Tensor) -> Tensor:
         """Convert outputs or real targets from the original units to those that the members learnt."""

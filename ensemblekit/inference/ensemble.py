@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.objective import Objective
-from ensemblekit.core.plugin import DataInfo
+from ensemblekit.core.outputs import pad
+from ensemblekit.core.plugin import DataInfo, Method
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
@@ -23,8 +23,9 @@ from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.inputs import as_inputs
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.folding import FoldedMember
-from ensemblekit.members.stochastic import outputs_of_passes
-from ensemblekit.spec.sections import Spec
+from ensemblekit.members.layout import run_objective
+from ensemblekit.members.stochastic import MemberUniform, outputs_of_passes
+from ensemblekit.spec.sections import NetworkPlan, Spec
 
 _REBUILT = ("_objective", "_pool", "_folded")
 """Attributes that belong to a process; a copy gets its own."""
@@ -45,7 +46,7 @@ class Ensemble(nn.Module):
     Like any module it can be moved with ``to``, copied and pickled.
 
     Args:
-        members: the networks.
+        members: the networks that predict.
         spec: the spec that they were trained with.
         info: task and shapes.
         classes: names of the classes, in the order of their indices.
@@ -53,6 +54,8 @@ class Ensemble(nn.Module):
         fitted: parameters of the combiner, if a method fits one.
         target_scaling: how real targets were standardised; outputs are then in the original units, float64.
         preparation: what the run's data set needs to prepare new files.
+        plans: what each network is. Default: those of the spec.
+        methods: the spec's methods with what they remember from training. Default: those of the spec.
     """
 
     def __init__(
@@ -65,8 +68,12 @@ class Ensemble(nn.Module):
         fitted: Tensor | None = None,
         target_scaling: TargetScaling | None = None,
         preparation: Mapping[str, Any] | None = None,
+        plans: Sequence[NetworkPlan] | None = None,
+        methods: Sequence[Method] | None = None,
     ) -> None:
         super().__init__()
+        self.plans = tuple(plans or spec.networks[: len(members)])
+        self.methods = tuple(spec.methods if methods is None else methods)
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
         self.target_scaling, self.preparation = target_scaling, preparation
@@ -76,7 +83,7 @@ class Ensemble(nn.Module):
 
     def _rebuild(self) -> None:
         """Make what a copy does not share."""
-        self._objective = Objective(self.spec.methods, self.spec.loss)
+        self._objective = run_objective(self.spec, self.info, self.methods)
         self._passes = self._objective.hooks.passes(self.spec.ensemble.members)
         self._pool = ThreadPool()
         self._folded: _FoldedMembers | None = None
@@ -101,7 +108,16 @@ class Ensemble(nn.Module):
     @property
     def combiner(self) -> Combiner:
         """How the outputs of its members are combined."""
-        return Combiner(self._objective, len(self.members), self.fitted, self.target_scaling, self.dtype)
+        return Combiner(
+            self._objective, len(self._indices), self.fitted, self.target_scaling, self.dtype, tuple(self._indices)
+        )
+
+    @property
+    def _indices(self) -> list[int]:
+        """The indices of the members that predict in the spec; of the networks, if those are not members."""
+        is_member = [plan.group.role == "member" for plan in self.plans]
+        plans = [plan for plan, counts in zip(self.plans, is_member, strict=True) if counts or not any(is_member)]
+        return [plan.index + number for plan in plans for number in range(plan.members)]
 
     @property
     def device(self) -> torch.device:
@@ -132,18 +148,43 @@ class Ensemble(nn.Module):
 
     def learned_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the members' raw outputs as they learnt them: standardised if the targets were."""
+        return self.predictions_of(self.network_outputs(inputs, enable_grad))
+
+    def predictions_of(self, outputs: Tensor) -> Tensor:
+        """Return the members' outputs (S · M, B, C) among those of all networks (S · R, B, W)."""
+        return self._objective.predictions(outputs, self._num_passes(outputs))
+
+    def _num_passes(self, outputs: Tensor) -> int:
+        return len(outputs) // sum(plan.members for plan in self.plans)
+
+    def network_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+        """Compute all outputs (S · R, B, W) of the networks, as they learnt them; arguments as for `member_outputs`."""
         inputs = as_inputs(inputs, self.info.input_shape, self.transform, self.device, self.dtype)
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
+        views = [self._view(inputs, plan) for plan in self.plans]
         with torch.set_grad_enabled(with_grad), nullcontext() if passes is None else self._pool.lock:
             if self.spec.engine.precision == "bf16":
-                outputs = [self._in_bf16(member, inputs, passes) for member in self.members]
+                outputs = [self._in_bf16(*pair, passes) for pair in zip(self.members, views, strict=True)]
             elif inputs.device.type == "cpu" and in_evaluation and not with_grad:
-                outputs = self._pool.map(lambda member: member(inputs, passes), self._folded_members())
+                pairs = list(zip(self._folded_members(), views, strict=True))
+                outputs = self._pool.map(lambda pair: pair[0](pair[1], passes), pairs)
             else:
-                outputs = [outputs_of_passes(member, inputs, passes) for member in self.members]
-            return torch.stack(outputs, dim=1).flatten(0, 1)
+                outputs = [outputs_of_passes(*pair, passes) for pair in zip(self.members, views, strict=True)]
+            width = None if self._objective.layout is None else self._objective.layout.width
+            # (S, B, C) of a member, (S, K, B, C) of a family
+            rows = [pad(each if each.ndim == 4 else each.unsqueeze(1), width) for each in outputs]
+            return torch.cat(rows, dim=1).flatten(0, 1)
+
+    def _view(self, inputs: Tensor, plan: NetworkPlan) -> Tensor:
+        """Return what a network sees of the inputs."""
+        hooks = self._objective.members
+        if not hooks.have_views:
+            return inputs
+        keys = MemberUniform.keys_of(self.spec.seed, [plan.index], inputs.device)
+        members = torch.tensor([plan.index], device=inputs.device)
+        return hooks.views(inputs, members, MemberUniform(keys, 0), training=False)[0]
 
     @staticmethod
     def _in_bf16(member: nn.Module, inputs: Tensor, passes: int | None) -> Tensor:
@@ -157,15 +198,19 @@ class Ensemble(nn.Module):
         has_versions = not any(tensor.is_inference() for tensor in tensors)
         state = [*((tensor.data_ptr(), tensor._version) for tensor in tensors), *hooks] if has_versions else []
         if not has_versions or self._folded is None or self._folded.state != state:
-            channels_last = all("channels_last" not in model.unsupported() for model in self.spec.member_models)
+            channels_last = all("channels_last" not in plan.group.model.unsupported() for plan in self.plans)
             folded = [FoldedMember(member, channels_last) for member in self.members]
             self._folded = _FoldedMembers(state, [tensor.detach() for tensor in tensors], folded)
         return self._folded.members
 
     def forward(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the ensemble's raw output (B, C); arguments as for `member_outputs`."""
-        combiner = self.combiner
-        return combiner.restored(combiner.combine_learned(self.learned_outputs(inputs, enable_grad)))
+        outputs = self.network_outputs(inputs, enable_grad)
+        return self.combiner.restored(self.combine_networks(outputs))
+
+    def combine_networks(self, outputs: Tensor) -> Tensor:
+        """Combine the outputs of all networks to the ensemble's, as it learnt them."""
+        return self.combiner.combine_networks(outputs, self._num_passes(outputs))
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs, as `member_outputs` returns them, to the ensemble's output (B, C)."""
@@ -185,9 +230,9 @@ class Ensemble(nn.Module):
         """
         if self.info.task == "regression":
             raise UsageError("a regression has no class probabilities", "predict_proba", "use predict")
-        outputs = self.learned_outputs(inputs, enable_grad)
+        outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
-        return self.loss.probabilities(self.combiner.restored(self.combine_learned(outputs)))
+        return self.loss.probabilities(self.combiner.restored(self.combine_networks(outputs)))
 
     def predict(self, inputs: Any) -> Tensor | NDArray[np.str_]:
         """Predict classes or values.
@@ -204,9 +249,9 @@ class Ensemble(nn.Module):
             NumericError: an output is not finite.
         """
         with torch.no_grad():
-            outputs = self.member_outputs(inputs)
+            outputs = self.network_outputs(inputs)
             check_finite(outputs, lambda index: f"input {index}")
-            combined = self.combine(outputs)
+            combined = self.combiner.restored(self.combine_networks(outputs))
             if self.info.task == "regression":
                 return combined
             indices = self.loss.probabilities(combined).argmax(dim=-1)

@@ -101,9 +101,10 @@ def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Eval
     split = data.test.to(ensemble.device)
     with torch.no_grad():
         batches = split.batches(ensemble.spec.training.batch_size)
-        outputs = torch.cat([ensemble.learned_outputs(batch.inputs) for batch in batches], dim=1)
+        networks = torch.cat([ensemble.network_outputs(batch.inputs) for batch in batches], dim=1)
+        outputs = ensemble.predictions_of(networks)
         check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
-        combined = ensemble.combine_learned(outputs)
+        combined = ensemble.combine_networks(networks)
     targets, scaling = _learned_targets(ensemble, data, split.targets), ensemble.target_scaling
     restore = None if scaling is None else scaling.restore
     metrics: dict[str, Any] = flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ensemblekit.core.errors import EnsemblekitError, RunError, UsageError, choices
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import DataInfo, Method
 from ensemblekit.core.registry import Registry
+from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Data, load_data
@@ -17,8 +20,9 @@ from ensemblekit.data.python_data import split_parts
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.ensemble import Ensemble
-from ensemblekit.inference.loading import load_ensemble
+from ensemblekit.inference.loading import load_ensemble, trained_methods
 from ensemblekit.inference.outputs import check_finite
+from ensemblekit.members.layout import run_objective
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.outputs import KeptOutputs, is_too_large
@@ -58,12 +62,24 @@ class RunLoader:
         """Return how the members' outputs are combined; no network is built."""
         self._check_finished()
         spec = read_spec(self.directory, self.registry)
-        objective = Objective(spec.methods, spec.loss)
-        metadata, fitted = self.directory.read_metadata(), None
-        if objective.hooks.fits_combiner:
-            fitted = self.directory.read_model()[0].get("combiner")
+        metadata = self.directory.read_metadata()
+        tensors = self.directory.read_model()[0] if self._combines_by_tensors(spec, metadata) else {}
         with as_written(self.directory.path / "model.json"):
-            return Combiner(objective, len(metadata["members"]), fitted, self._scaling())
+            info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+            objective = run_objective(spec, info, trained_methods(spec, tensors, metadata))
+            by_index = {plan.index: plan for plan in spec.networks}
+            plans = [by_index[index] for index in metadata["members"]]
+            members = [plan for plan in plans if plan.group.role == "member"] or plans
+            indices = tuple(plan.index + number for plan in members for number in range(plan.members))
+            return Combiner(objective, len(indices), tensors.get("combiner"), self._scaling(), indices=indices)
+
+    @staticmethod
+    def _combines_by_tensors(spec: Spec, metadata: Mapping[str, Any]) -> bool:
+        """Whether the combination may need tensors of the model: fitted ones, or what methods remember."""
+        plugins = [*spec.methods, getattr(spec, "combiner", None)]
+        implemented = [hook for plugin in plugins for hook in implemented_hooks(type(plugin))]
+        remembers = any(type(method).state is not Method.state for method in spec.methods)
+        return "fit_combiner" in implemented or remembers or bool(metadata.get("methods"))
 
     def _check_finished(self) -> None:
         path = self.directory.path
@@ -81,7 +97,7 @@ class RunLoader:
         scaling = self._scaling() if kept.targets.is_floating_point() else None
         if scaling is None:
             return kept
-        return KeptOutputs(scaling.restore(kept.outputs), scaling.restore(kept.targets), kept.index)
+        return replace(kept, outputs=scaling.restore(kept.outputs), targets=scaling.restore(kept.targets))
 
     def _compute(self, data: Any) -> dict[str, KeptOutputs]:
         """Compute the outputs of a run that has kept none, and keep them if it may and if nobody uses the directory."""
@@ -108,10 +124,12 @@ def compute_outputs(ensemble: Ensemble, data: Data) -> dict[str, KeptOutputs]:
     for name, split in splits.items():
         batches = split.to(ensemble.device).batches(ensemble.spec.training.batch_size)
         with torch.no_grad():
-            outputs = torch.cat([ensemble.learned_outputs(batch.inputs).cpu() for batch in batches], dim=1).float()
+            networks = torch.cat([ensemble.network_outputs(batch.inputs).cpu() for batch in batches], dim=1).float()
+        outputs = ensemble.predictions_of(networks)
         check_finite(outputs, lambda index, name=name: f"sample {index} of the {name} data")  # type: ignore[misc]
         index = torch.arange(len(split)) if split.indices is None else split.indices
-        kept[name] = KeptOutputs(outputs, split.targets, index)
+        more = networks if ensemble.combiner.objective.combines_more else None
+        kept[name] = KeptOutputs(outputs.contiguous(), split.targets, index, more)
     return kept
 
 

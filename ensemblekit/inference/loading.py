@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ensemblekit.core.errors import UsageError
+from ensemblekit.core.plugin import Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.metadata import read_info
-from ensemblekit.members.build import build_member
+from ensemblekit.members.build import build_network
 from ensemblekit.members.growing import load_weights
+from ensemblekit.members.layout import output_layout
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.run import read_spec
+from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import choose_device
+from ensemblekit.training.life_cycle import restore_methods
 
 
 def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "cpu") -> Ensemble:
@@ -34,16 +41,23 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         saved = metadata.get("target_scaling")
         scaling = TargetScaling.from_json(saved) if saved else None
         preparation = metadata.get("preparation")
-        models = [(seed_index, spec.member_models[seed_index]) for seed_index in metadata["members"]]
-    num_outputs = spec.loss.num_outputs(info)
-    networks = []
-    for index, (seed_index, model) in enumerate(models):
-        network = build_member(model, info.input_shape, num_outputs, spec.seed, seed_index)
-        load_weights(network, model, tensors, f"members.{index}.")
+        by_index = {plan.index: plan for plan in spec.networks}
+        plans = [by_index[seed_index] for seed_index in metadata["members"]]
+    layout, networks = output_layout(spec, info), []
+    for index, plan in enumerate(plans):
+        network = build_network(plan, layout, info.input_shape, spec.seed)
+        load_weights(network, plan.group.model, tensors, f"members.{index}.")
         networks.append(network)
-    combiner = tensors.get("combiner")
-    ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation)
+    combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)
+    ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
     return ensemble.eval().to(target)
+
+
+def trained_methods(spec: Spec, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> list[Method]:
+    """Return copies of a spec's methods with what they remember from training."""
+    methods = [method.model_copy(deep=True) for method in spec.methods]
+    restore_methods(methods, tensors, metadata.get("methods", {}))
+    return methods
 
 
 def inference_device(device: str | torch.device) -> torch.device:

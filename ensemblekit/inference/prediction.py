@@ -87,7 +87,7 @@ def predictions(
     ensemble.eval()
     for locations, inputs in reader(files, ensemble=ensemble, failures=failures):
         with torch.inference_mode():
-            outputs = ensemble.member_outputs(inputs).cpu()
+            outputs = ensemble.network_outputs(inputs).cpu()
             outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
             check_finite(outputs, partial(_place, locations))
             answered = list(answers(ensemble, outputs, probabilities, members))

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ensemblekit.core.errors import PluginError, UsageError, one_line
-from ensemblekit.core.plugin import Model
+from ensemblekit.core.outputs import OutputLayout
+from ensemblekit.core.plugin import Family, Model
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.members.stochastic import make_reproducible, stochastic_layers, stochastic_pass
+from ensemblekit.spec.sections import NetworkPlan
+
+
+def build_network(plan: NetworkPlan, layout: OutputLayout, input_shape: tuple[int, ...], seed: int) -> nn.Module:
+    """Build one network of a spec, of the sizes that its outputs have."""
+    group = plan.group
+    if group.role == "auxiliary":
+        size = next(rows.size for rows in layout.auxiliary if rows.name == group.name)
+        return build_member(group.model, input_shape, size, seed, plan.index)
+    family = plan.members if isinstance(group.model, Family) else None
+    return build_member(group.model, input_shape, layout.num_outputs, seed, plan.index, family)
 
 
 def build_members(
@@ -20,19 +33,26 @@ def build_members(
 ) -> list[nn.Module]:
     """Build one network per model; raises a `PluginError` if two of them share weights or start with equal ones."""
     members: list[nn.Module] = []
-    first_with: dict[bytes, int] = {}
     for index, model in enumerate(models):
         member = build_member(model, input_shape, num_outputs, seed, index)
         check_independent(member, index, model, members)
+        members.append(member)
+    check_not_equal(list(zip(members, models, strict=True)))
+    return members
+
+
+def check_not_equal(members: Sequence[tuple[nn.Module, Model]]) -> None:
+    """Raise a `PluginError` if two networks that are to learn start with equal weights."""
+    first_with: dict[bytes, int] = {}
+    for index, (member, model) in enumerate(members):
         twin = first_with.setdefault(_digest(member), index)
-        if twin != index and member.state_dict():  # without weights members may be equal on purpose
+        # without weights, and before they are fitted, members may be equal
+        if twin != index and member.state_dict() and not model.fitted:
             raise PluginError(
                 f'members {twin} and {index} of model "{model.name}" start with equal weights and would stay equal',
                 "build()",
                 "initialise the weights with torch's global random generator, and do not seed it there",
             )
-        members.append(member)
-    return members
 
 
 def check_independent(member: nn.Module, index: int, model: Model, others: Sequence[nn.Module]) -> None:
@@ -49,7 +69,8 @@ def check_independent(member: nn.Module, index: int, model: Model, others: Seque
         for _, address in _addresses(other):
             if address in new:
                 what = f'members {other_index} and {index} of model "{model.name}" share "{new[address]}"'
-                fix = "build a new network, with new layers, in each call of build() or of the function in model=…"
+                fix = "build a new network, with new layers, in each call of build() or of the function in model=…; "
+                fix += "members that share layers are a family: derive the model from ensemblekit.Family"
                 raise PluginError(f"{what} and would not be independent", "build()", fix, plugin=model.name)
 
 
@@ -60,11 +81,21 @@ def _addresses(network: nn.Module) -> list[tuple[str, int]]:
     return [(name, address) for name, address in pairs if address]
 
 
-def build_member(model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int) -> nn.Module:
+def build_member(
+    model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int, family: int | None = None
+) -> nn.Module:
     """Build one network (B, *input_shape) → (B, num_outputs), determined by the model, `seed` and the member's index.
 
     It is built on the CPU whatever the default device is, so that all devices agree, and the state of no random
     generator changes.
+
+    Args:
+        model: what to build.
+        input_shape: shape of one input.
+        num_outputs: columns of the prediction; the network has more if the model gives something beside it.
+        seed: of the run.
+        member: the index of the member, or of the first member of a family.
+        family: the number of members, if the model is a family: the network maps to (family, B, num_outputs).
 
     Raises:
         PluginError: the model does not build a network of these sizes.
@@ -78,14 +109,24 @@ def build_member(model: Model, input_shape: tuple[int, ...], num_outputs: int, s
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         # Not torch.manual_seed: it seeds the generators of all devices, and nothing would restore those.
         torch.default_generator.manual_seed(derive_seed(seed, "member", member))
-        network = model.build(input_shape, num_outputs)
-        _check_outputs(model, network, input_shape, num_outputs)
+        network = _built(model, input_shape, num_outputs, member, family)
+        width = num_outputs + sum(model.extra_outputs(input_shape).values())
+        _check_outputs(model, network, input_shape, (2, width) if family is None else (family, 2, width))
     return make_reproducible(network, seed, member)
 
 
-def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> None:
+def _built(model: Model, input_shape: tuple[int, ...], num_outputs: int, member: int, family: int | None) -> nn.Module:
+    if family is not None:
+        assert isinstance(model, Family)
+        return model.build_family(input_shape, num_outputs, family)
+    if "member" in signature(model.build).parameters:
+        return model.build(input_shape, num_outputs, member=member)  # type: ignore[call-arg]  # authors may name it
+    return model.build(input_shape, num_outputs)
+
+
+def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
     batch = 2
-    expected = f"({batch}, {num_outputs}) for inputs of shape {(batch, *input_shape)}"
+    expected = f"{shape} for inputs of shape {(batch, *input_shape)}"
     if not isinstance(network, nn.Module):
         what = f'model "{model.name}" built a {type(network).__name__}'
         raise PluginError(what, plugin=model.name, expected="a torch.nn.Module")
@@ -99,10 +140,11 @@ def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...
         what = f'model "{model.name}" built a network that fails with {type(error).__name__}: {one_line(str(error))}'
         raise PluginError(what, fix=fix, plugin=model.name, expected=expected) from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-    if got != (batch, num_outputs):
+    if got != shape:
+        extra = " and those of extra_outputs()" if model.extra_outputs(input_shape) else ""
         raise PluginError(
             f'model "{model.name}" built a network whose output is {got}',
-            fix="let build() return a network with num_outputs outputs for each sample",
+            fix=f"let build() return a network with num_outputs outputs{extra} for each sample",
             plugin=model.name,
             expected=expected,
         )

@@ -96,6 +96,17 @@ class FlatParameters:
         return value.to(device, copy=True)
 
 
+def flat_weights(tensors: Sequence[Tensor]) -> Tensor:
+    """Copy parameters (K, …) of K members to one tensor (K, P)."""
+    return torch.cat([tensor.detach().reshape(len(tensor), -1) for tensor in tensors], dim=1)
+
+
+def split_weights(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parts of (K, P) that belong to parameters (K, …), in their shapes: the inverse of `flat_weights`."""
+    parts = flat.split([tensor[0].numel() for tensor in tensors], dim=1)
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
 def per_tensor_state(optimizer: Optimizer) -> frozenset[str]:
     """Return the keys of an optimizer's state that it keeps once per tensor, such as its count of steps."""
     return ELEMENTWISE.get(optimizer.name, frozenset({"step"}))

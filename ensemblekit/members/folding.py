@@ -91,7 +91,10 @@ class FoldedMember:
             self.network.to(memory_format=torch.channels_last)
 
     def __call__(self, inputs: Tensor, passes: int | None = None) -> Tensor:
-        """Compute outputs (S, B, C) of S stochastic passes, or (1, B, C) of a deterministic one; without gradients."""
+        """Compute outputs (S, B, C) of S stochastic passes, or (1, B, C) of a deterministic one; without gradients.
+
+        Those of a family are (S, K, B, C).
+        """
         with torch.inference_mode():
             if self.channels_last and inputs.ndim == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -99,4 +102,4 @@ class FoldedMember:
                 return outputs_of_passes(self.network, inputs, passes)
             sample_bytes = inputs[:1].numel() * inputs.element_size()
             chunks = inputs.split(max(MIN_CHUNK_SAMPLES, CHUNK_BYTES // max(1, sample_bytes)))
-            return torch.cat([outputs_of_passes(self.network, chunk, passes) for chunk in chunks], dim=1)
+            return torch.cat([outputs_of_passes(self.network, chunk, passes) for chunk in chunks], dim=-2)

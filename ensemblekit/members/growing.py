@@ -1,8 +1,11 @@
-"""The members of an ensemble in training: life-cycle hooks may add, copy and freeze them, and checkpoints keep them."""
+"""The networks of an ensemble in training: hooks may add, copy and freeze members, and checkpoints keep them.
+
+Members are counted as hooks see them: a family has several members in one network, auxiliary networks are not counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -11,35 +14,62 @@ from torch import Tensor, nn
 
 from ensemblekit.core.errors import PluginError, RunError, UsageError
 from ensemblekit.core.plugin import DataInfo, Model
-from ensemblekit.members.build import build_member, build_members, check_independent, samples_in_passes, uses_global_rng
-from ensemblekit.members.flat_parameters import per_tensor_state
+from ensemblekit.members.build import (
+    build_network,
+    check_independent,
+    check_not_equal,
+    samples_in_passes,
+    uses_global_rng,
+)
+from ensemblekit.members.flat_parameters import flat_weights, per_tensor_state
+from ensemblekit.members.layout import output_layout
 from ensemblekit.members.state import MemberState
-from ensemblekit.spec.sections import Spec
+from ensemblekit.spec.sections import NetworkPlan, Spec
 
 
 class GrowingMembers:
-    """The current members of a run; `changed` says whether they have changed since the last engine was made."""
+    """The current networks of a run; `changed` says whether they have changed since the last engine was made.
 
-    def __init__(self, spec: Spec, info: DataInfo, device: torch.device) -> None:
-        self.spec, self.info, self.device = spec, info, device
-        self.num_outputs = spec.loss.num_outputs(info)
+    Args:
+        spec: what is trained.
+        info: task and shapes of its data.
+        device: where the networks are.
+        keep_start: whether a method needs the weights that members start with.
+    """
+
+    def __init__(self, spec: Spec, info: DataInfo, device: torch.device, keep_start: bool = False) -> None:
+        self.spec, self.info, self.device, self.keep_start = spec, info, device, keep_start
+        self.layout = output_layout(spec, info)
+        self.plans = [plan for plan in spec.networks if plan.group.role == "member"]
         self.states: list[MemberState] = []
+        """The networks of the members."""
+        self.auxiliary: list[MemberState] = []
         self.num_built = 0
+        """The number of members that were built so far."""
         self.changed = True
         self._uses_global_rng: dict[str, bool] = {}
         """Whether the networks of a model use torch's global random generator, by the model's key."""
 
+    @property
+    def networks(self) -> list[MemberState]:
+        """All networks: those of the members, then the auxiliary ones."""
+        return [*self.states, *self.auxiliary]
+
+    def __len__(self) -> int:
+        return sum(state.size for state in self.states)
+
     def check_stochastic(self) -> None:
         """Raise a `UsageError` if a model has no stochastic layer: all stochastic passes would be identical."""
-        for model in {model.key: model for model in self.spec.member_models}.values():
-            network = build_member(model, self.info.input_shape, self.num_outputs, self.spec.seed, member=0)
+        for plan in {plan.group.model.key: plan for plan in self.plans}.values():
+            network = build_network(plan, self.layout, self.info.input_shape, self.spec.seed)
             if not samples_in_passes(network, self.info.input_shape):
-                what = f'the method needs a stochastic model, but "{model.name}" has no dropout'
+                what = f'the method needs a stochastic model, but "{plan.group.model.name}" has no dropout'
                 raise UsageError(what, "model", "set model.dropout to more than 0, or use a model that has dropout")
 
     def check_supported(self, bf16: bool, single_samples: bool) -> None:
         """Raise an error if the models cannot be trained in this precision, or on batches of a single sample."""
-        for model in self.spec.member_models:
+        for plan in self.spec.networks:
+            model = plan.group.model
             declared = model.unsupported()
             if not isinstance(declared, Mapping):
                 what = f'model "{model.name}": unsupported() returned a {type(declared).__name__}'
@@ -47,68 +77,144 @@ class GrowingMembers:
             if bf16 and (reason := declared.get("autocast")):
                 what = f'model "{model.name}" does not support bf16: {reason}'
                 raise UsageError(what, "engine.precision", 'set it to "float32"')
-        if all(state.frozen for state in self.states):
+        if all(state.frozen for state in self.networks):
             what = "no member has parameters to learn"
             raise UsageError(what, "model", "use a model with a layer that has parameters, such as nn.Linear")
-        layers = [layer for state in self.states for layer in state.network.modules()]
+        layers = [layer for state in self.networks for layer in state.network.modules()]
         if single_samples and any(isinstance(layer, nn.BatchNorm1d) for layer in layers):
             what = "batch norm cannot be trained on a batch of a single sample"
             fix = "set training.batch_size (and data.limit_train, if that is 1) to at least 2"
             raise UsageError(what, "training.batch_size", fix)
 
+    def check_learning(self) -> None:
+        """Raise a `PluginError` if methods have frozen every network."""
+        if all(state.frozen for state in self.networks):
+            what = "the methods have frozen every member, so that nothing can be learned"
+            raise PluginError(what, "epoch_started", "leave at least one member to train", hook="epoch_started")
+
     def start(self, size: int) -> None:
-        """Build the first members."""
-        models = self.spec.member_models[:size]
-        networks = build_members(models, self.info.input_shape, self.num_outputs, self.spec.seed)
-        self.states = [self._state(*pair, index) for index, pair in enumerate(zip(networks, models, strict=True))]
+        """Build the first members, and the auxiliary networks."""
+        plans = [plan for plan in self.plans if plan.index < size]
+        if sum(plan.members for plan in plans) != size:
+            self._refuse_for_family("build only some of the members", plans[-1].group.model, plans[-1].members)
+        auxiliary = [plan for plan in self.spec.networks if plan.group.role == "auxiliary"]
+        networks = [self._build(plan) for plan in (*plans, *auxiliary)]
+        models = [plan.group.model for plan in (*plans, *auxiliary)]
+        for index, (network, model) in enumerate(zip(networks, models, strict=True)):
+            check_independent(network, index, model, networks[:index])
+        check_not_equal(list(zip(networks, models, strict=True))[: len(plans)])
+        states = [self._state(*pair) for pair in zip(networks, (*plans, *auxiliary), strict=True)]
+        self.states, self.auxiliary = states[: len(plans)], states[len(plans) :]
         self.num_built = size
 
-    def __len__(self) -> int:
-        return len(self.states)
+    def _plan_at(self, member: int) -> NetworkPlan:
+        return next(plan for plan in self.plans if plan.index <= member < plan.index + plan.members)
 
     def grow(self) -> int:
         """Add a freshly initialised member at the end; returns its index."""
-        if self.num_built >= len(self.spec.member_models):
-            what = f"a method adds more than the {len(self.spec.member_models)} members of the spec"
+        if self.num_built >= self.spec.ensemble.members:
+            what = f"a method adds more than the {self.spec.ensemble.members} members of the spec"
             raise PluginError(what, "epoch_started", "raise ensemble.members", hook="epoch_started")
-        state = self._build(self.num_built)
-        check_independent(state.network, len(self.states), state.model, [other.network for other in self.states])
+        plan = self._plan_at(self.num_built)
+        if plan.members > 1:
+            self._refuse_for_family("add a member", plan.group.model, plan.members)
+        state = self._state(self._build(plan), plan)
+        check_independent(state.network, len(self), state.model, [other.network for other in self.networks])
         self.states.append(state)
         self.num_built += 1
         self.changed = True
-        return len(self.states) - 1
+        return len(self) - 1
 
     def keep_copy(self, member: int) -> int:
         """Insert a frozen copy of a member just before it; returns the copy's index."""
-        original = self.states[member]
+        position = self._position(member, "copy")
+        original = self.states[position]
         copy = MemberState(deepcopy(original.network), original.model, original.seed_index, True, original.steps)
-        self.states.insert(member, copy)
+        self.states.insert(position, copy)
         self.changed = True
         return member
 
     def freeze(self, member: int) -> None:
         """Stop training a member."""
-        self.states[member].frozen = True
-        self.states[member].optimizer_state = {}
+        state = self.states[self._position(member, "freeze")]
+        state.frozen = True
+        state.optimizer_state = {}
         self.changed = True
 
-    def _build(self, index: int) -> MemberState:
-        model = self.spec.member_models[index]
-        network = build_member(model, self.info.input_shape, self.num_outputs, self.spec.seed, index)
-        return self._state(network, model, index)
+    def drop(self, member: int) -> None:
+        """Remove a member."""
+        position = self._position(member, "remove")
+        if len(self.states) == 1:
+            raise PluginError("a method removes the last member", fix="keep at least one member")
+        del self.states[position]
+        self.changed = True
 
-    def _state(self, network: nn.Module, model: Model, index: int) -> MemberState:
-        if model.key not in self._uses_global_rng:
-            self._uses_global_rng[model.key] = uses_global_rng(network, self.info.input_shape)
-        state = MemberState(network.to(self.device), model, index, uses_global_rng=self._uses_global_rng[model.key])
-        state.frozen = not state.can_learn  # no optimizer accepts an empty list of parameters
+    def blend(self, member: int, other: int, share: float) -> None:
+        """Move the weights and statistics of a member towards those of another, by a share of 0 to 1."""
+        target, source = (self.states[self._position(index, "blend")] for index in (member, other))
+        if target.model.key != source.model.key:
+            what = f"members {member} and {other} have different models, so that their weights cannot be averaged"
+            raise PluginError(what, "blend()", "blend members of one model")
+        values = source.network.state_dict()
+        for name, value in target.network.state_dict().items():
+            if value.is_floating_point():
+                value.lerp_(values[name].to(value), share)
+            else:
+                value.copy_(values[name])
+        target.known.clear()
+        self.changed = True  # an engine may hold copies of the weights
+
+    def state_of(self, member: int) -> MemberState:
+        """Return the network of a member, which is not in a family."""
+        return self.states[self._position(member, "change")]
+
+    def _position(self, member: int, action: str) -> int:
+        """Return the position of a member's network; an error if there is no such member, or if it is in a family."""
+        if not isinstance(member, int) or not 0 <= member < len(self):
+            what = f"there is no member {member!r} to {action}: there are {len(self)}"
+            fix = "give an index from 0 to len(ensemble) - 1"
+            raise PluginError(what, "a life-cycle hook", fix)
+        first = 0
+        for position, state in enumerate(self.states):
+            if member < first + state.size:
+                if state.size > 1:
+                    self._refuse_for_family(f"{action} a member", state.model, state.size)
+                return position
+            first += state.size
+        raise AssertionError("unreachable")
+
+    @staticmethod
+    def _refuse_for_family(action: str, model: Model, size: int) -> None:
+        what = f'a method has to {action} of "{model.name}", which computes {size} members in one network'
+        raise UsageError(what, "method", "use a model whose members are networks of their own")
+
+    def _build(self, plan: NetworkPlan) -> nn.Module:
+        return build_network(plan, self.layout, self.info.input_shape, self.spec.seed)
+
+    def _state(self, network: nn.Module, plan: NetworkPlan) -> MemberState:
+        group = plan.group
+        if group.model.key not in self._uses_global_rng:
+            self._uses_global_rng[group.model.key] = uses_global_rng(network, self.info.input_shape)
+        state = MemberState(
+            network.to(self.device),
+            group.model,
+            plan.index,
+            uses_global_rng=self._uses_global_rng[group.model.key],
+            size=plan.members,
+            auxiliary=group.name if group.role == "auxiliary" else "",
+            optimizer=group.optimizer,
+        )
+        state.frozen = group.model.fitted or not state.can_learn  # no optimizer accepts an empty list of parameters
+        if self.keep_start and not state.frozen:
+            learned = [value.detach() for value in network.parameters() if value.requires_grad]
+            state.start = flat_weights([value.unsqueeze(0) for value in learned])[0]
         return state
 
-    def network_tensors(self) -> dict[str, Tensor]:
-        """Return the parameters and buffers of all networks, by names that begin with `members.INDEX.`."""
+    def network_tensors(self, states: Sequence[MemberState] | None = None) -> dict[str, Tensor]:
+        """Return the parameters and buffers of networks, of all by default; names begin with `members.INDEX.`."""
         return {
             f"members.{index}.{name}": value.detach()
-            for index, state in enumerate(self.states)
+            for index, state in enumerate(self.networks if states is None else states)
             for name, value in state.network.state_dict().items()
         }
 
@@ -116,7 +222,7 @@ class GrowingMembers:
         """Return every tensor that training changes: those of the networks and of the optimizers."""
         optimizers = {
             f"optimizer.{index}.{key}.{name}": value.detach()
-            for index, state in enumerate(self.states)
+            for index, state in enumerate(self.networks)
             for name, values in state.optimizer_state.items()
             for key, value in values.items()
             if isinstance(value, Tensor)
@@ -137,7 +243,7 @@ class GrowingMembers:
                         for name, values in state.optimizer_state.items()
                     },
                 }
-                for state in self.states
+                for state in self.networks
             ],
         }
 
@@ -148,14 +254,17 @@ class GrowingMembers:
             state = self._restored(index, values, tensors)
             check_independent(state.network, index, state.model, [other.network for other in states])
             states.append(state)
-        self.states, self.num_built, self.changed = states, saved["built"], True
+        self.states = [state for state in states if not state.auxiliary]
+        self.auxiliary = [state for state in states if state.auxiliary]
+        self.num_built, self.changed = saved["built"], True
 
     def _restored(self, index: int, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> MemberState:
-        state = self._build(saved["member"])
+        plan = next(plan for plan in self.spec.networks if plan.index == saved["member"])
+        state = self._state(self._build(plan), plan)
         state.frozen, state.steps = saved["frozen"], saved["steps"]
         load_weights(state.network, state.model, tensors, f"members.{index}.")
         state.optimizer_state = {name: dict(values) for name, values in saved["optimizer"].items()}
-        prefix, on_cpu = f"optimizer.{index}.", per_tensor_state(self.spec.optimizer)
+        prefix, on_cpu = f"optimizer.{index}.", per_tensor_state(state.optimizer or self.spec.optimizer)
         for full_name, value in tensors.items():
             if full_name.startswith(prefix):
                 key, _, name = full_name.removeprefix(prefix).partition(".")
@@ -177,7 +286,12 @@ def load_weights(network: nn.Module, model: Model, tensors: Mapping[str, Tensor]
         which = "missing" if name in expected else "not part of this model"
         raise RunError(f"tensor {prefix}{name} is {which}", where, fix)
     for name, value in saved.items():
-        if value.shape != expected[name].shape:
+        if value.shape != expected[name].shape and not model.fitted:
             what = f"tensor {prefix}{name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
             raise RunError(what, where, fix)
-    network.load_state_dict(saved)
+    if not model.fitted:
+        network.load_state_dict(saved)
+        return
+    for name, value in saved.items():  # a fitted member has buffers of the sizes that the data gave them
+        path, _, last = name.rpartition(".")
+        network.get_submodule(path).register_buffer(last, value.to(expected[name].device))

@@ -1,13 +1,14 @@
-"""One member in training: its network, whether it still learns, and its optimizer's state between engines."""
+"""One network in training, whether it still learns, and its optimizer's state between engines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ensemblekit.core.plugin import Model
+from ensemblekit.spec.optimizers import Optimizer
 
 OptimizerState = dict[str, dict[str, Any]]
 """The state that an optimizer keeps of each parameter, by the parameter's name."""
@@ -15,18 +16,36 @@ OptimizerState = dict[str, dict[str, Any]]
 
 @dataclass
 class MemberState:
-    """Everything that training changes about one member; engines work on these and keep them up to date."""
+    """Everything that training changes about one network: a member, a family of members or an auxiliary network.
+
+    Engines work on these and keep them up to date.
+    """
 
     network: nn.Module
     model: Model
     seed_index: int
-    """The index that the network's seed was derived from; copies share that of their original."""
+    """The index that the network's seed was derived from, that of its first member; copies share their original's."""
     frozen: bool = False
     steps: int = 0
     """Steps that it has been trained for."""
     uses_global_rng: bool = False
     """Whether its network samples from torch's global random generator in training, which threads would share."""
     optimizer_state: OptimizerState = field(default_factory=dict)
+    size: int = 1
+    """The number of members that the network computes: more than one only for a family."""
+    auxiliary: str = ""
+    """The name of its group, if it is an auxiliary network and not a member."""
+    optimizer: Optimizer | None = None
+    """Its optimizer, if it is not that of the spec."""
+    start: Tensor | None = None
+    """Its learned parameters when training started, (P,), if a method needs them."""
+    known: dict[str, Tensor] = field(default_factory=dict)
+    """Its outputs (K, N, C) for all samples of a split, by the name of the split, as long as they cannot change."""
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices in the spec of the members that it computes."""
+        return list(range(self.seed_index, self.seed_index + self.size))
 
     @property
     def can_learn(self) -> bool:

@@ -8,7 +8,7 @@ change. A hash of the index is also what makes a stack of K members one operatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -146,6 +146,26 @@ def _split_at_first_stochastic(network: nn.Module) -> tuple[nn.Module, nn.Module
         return nn.Identity(), network
     first = next((index for index, layer in enumerate(network) if stochastic_layers(layer)), len(network))
     return network[:first], network[first:]
+
+
+class MemberUniform:
+    """Random numbers of K members for a hook: the same on every engine, and when a run is resumed."""
+
+    def __init__(self, keys: Tensor, step: int) -> None:
+        self.keys, self.step = keys, step
+        self.calls = 0
+
+    @staticmethod
+    def keys_of(seed: int, members: Sequence[int], device: torch.device) -> Tensor:
+        """Return the key of each member."""
+        return torch.tensor([derive_seed(seed, "inputs", member) for member in members], device=device)
+
+    def __call__(self, *shape: int, fixed: bool = False) -> Tensor:
+        """Sample float32 numbers in [0, 1), (K, *shape); `fixed` ones do not depend on the step."""
+        first = first_call_of_pass(0) if fixed else first_call(self.step)
+        numbers = uniform_numbers(self.keys, torch.full_like(self.keys, first + self.calls), torch.Size(shape))
+        self.calls += 1
+        return numbers
 
 
 def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size) -> Tensor:

@@ -32,6 +32,8 @@ class KeptOutputs:
     """Indices of the samples in their data set, int64 (N,): in the table or array that all splits were taken from, if
     there is one. Else validation samples that were held out from the training data are numbered as there. A test set
     that was limited keeps the numbers of all its samples."""
+    networks: Tensor | None = None
+    """All outputs (R, N, W) of the networks that predict, if the combination needs more than the members' outputs."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -39,13 +41,20 @@ class KeptOutputs:
 
 def is_too_large(splits: Mapping[str, KeptOutputs]) -> bool:
     """Whether outputs are larger than a run keeps."""
-    return sum(kept.outputs.nbytes for kept in splits.values()) > MAX_BYTES
+    return sum(_size(kept) for kept in splits.values()) > MAX_BYTES
+
+
+def _size(kept: KeptOutputs) -> int:
+    return kept.outputs.nbytes + (0 if kept.networks is None else kept.networks.nbytes)
 
 
 def write_outputs(path: Path, splits: Mapping[str, KeptOutputs]) -> str:
     """Store the outputs of some splits, by their names, in a run directory, atomically; returns the file's sha256."""
     tensors = {
-        f"{split}.{field.name}": getattr(kept, field.name) for split, kept in splits.items() for field in fields(kept)
+        f"{split}.{field.name}": getattr(kept, field.name)
+        for split, kept in splits.items()
+        for field in fields(kept)
+        if getattr(kept, field.name) is not None
     }
     with replacing(path / OUTPUTS) as (staged,):
         return write_tensors(staged, tensors)
@@ -80,8 +89,7 @@ def read_outputs(path: Path, sha256: str) -> dict[str, KeptOutputs]:
     try:
         tensors = read_tensors(file)
         splits = sorted({name.partition(".")[0] for name in tensors})
-        names = [field.name for field in fields(KeptOutputs)]
-        kept = {split: KeptOutputs(*(tensors[f"{split}.{name}"] for name in names)) for split in splits}
+        kept = {split: _kept(split, tensors) for split in splits}
     except OSError as error:
         raise RunError(f"cannot read: {error.strerror}", str(file), _fix(path), path=str(file)) from error
     except (SafetensorError, KeyError) as error:
@@ -92,11 +100,18 @@ def read_outputs(path: Path, sha256: str) -> dict[str, KeptOutputs]:
     return kept
 
 
+def _kept(split: str, tensors: Mapping[str, Tensor]) -> KeptOutputs:
+    outputs, targets, index = (tensors[f"{split}.{name}"] for name in ("outputs", "targets", "index"))
+    return KeptOutputs(outputs, targets, index, tensors.get(f"{split}.networks"))
+
+
 def _check_shapes(split: str, kept: KeptOutputs, file: Path) -> None:
     num_samples = len(kept.targets)
     whole = kept.index.dtype == torch.int64 and kept.index.shape == (num_samples,)
-    if not whole or kept.outputs.ndim != 3 or kept.outputs.shape[1] != num_samples:
-        shapes = ", ".join(f"{field.name} {tuple(getattr(kept, field.name).shape)}" for field in fields(kept))
+    outputs = [tensor for tensor in (kept.outputs, kept.networks) if tensor is not None]
+    if not whole or any(tensor.ndim != 3 or tensor.shape[1] != num_samples for tensor in outputs):
+        names = ("outputs", "targets", "index")
+        shapes = ", ".join(f"{name} {tuple(getattr(kept, name).shape)}" for name in names)
         what = f"damaged: the tensors of the {split} data do not fit ({shapes})"
         raise RunError(what, str(file), _fix(file.parent), path=str(file))
 

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field, field_validator
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin, Section
+from ensemblekit.core.plugin import Dataset, Extension, Family, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
     MISSING,
     ChoiceEntry,
@@ -120,6 +120,23 @@ def _sweep_text(section: SweepSection) -> tuple[str, str]:
     return "sweep", f"{', '.join(filter(None, parts)) or 'one run'}: for ensemblekit sweep; train ignores it"
 
 
+LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)
+OPTIMIZER = ChoiceEntry(
+    "training.optimizer", names=optimizer_classes, section_of=optimizer_section, default="adabelief"
+)
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """One network of an ensemble, and what it is built from."""
+
+    index: int
+    """The index that its seed is derived from: that of its first member; auxiliary networks follow the members."""
+    members: int
+    """The number of members that it computes: more than one only for a family."""
+    group: Group
+
+
 @dataclass(frozen=True)
 class Spec:
     """A validated spec: every plugin that it names is an instance, every default is filled in."""
@@ -127,17 +144,14 @@ class Spec:
     seed: Annotated[int, IntegerEntry("seed")]
     data: Annotated[Dataset, PluginEntry("data", required=True, base=Dataset)]
     model: Annotated[Model, PluginEntry("model", required=True, base=Model)]
-    groups: Annotated[tuple[Group, ...], GroupsEntry("ensemble.groups", section=EnsembleSection)]
-    """Groups of members with models of their own; empty if all members have `model`."""
+    groups: Annotated[tuple[Group, ...], GroupsEntry("ensemble.groups", optimizer=OPTIMIZER, loss=LOSS)]
+    """Groups of members with models of their own, and auxiliary networks; empty if all members have `model`."""
     methods: Annotated[tuple[Method, ...], PluginsEntry("method", base=Method, single=True)]
     ensemble: Annotated[
         EnsembleSection, EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups",))
     ]
-    loss: Annotated[Loss, LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)]
-    optimizer: Annotated[
-        Optimizer,
-        ChoiceEntry("training.optimizer", names=optimizer_classes, section_of=optimizer_section, default="adabelief"),
-    ]
+    loss: Annotated[Loss, LOSS]
+    optimizer: Annotated[Optimizer, OPTIMIZER]
     schedule: Annotated[
         Schedule,
         ChoiceEntry("training.schedule", names=SCHEDULES.keys, section_of=SCHEDULES.__getitem__, default="constant"),
@@ -158,9 +172,30 @@ class Spec:
     @property
     def member_models(self) -> tuple[Model, ...]:
         """The model of each member."""
-        if not self.groups:
-            return (self.model,) * self.ensemble.members
-        return tuple(group.model for group in self.groups for _ in range(group.members))
+        return tuple(group.model for group in self.member_groups for _ in range(group.members))
+
+    @property
+    def member_groups(self) -> tuple[Group, ...]:
+        """The groups of members; a single one if the spec has none."""
+        groups = tuple(group for group in self.groups if group.role == "member")
+        return groups or (Group(self.ensemble.members, self.model),)
+
+    @property
+    def auxiliary_groups(self) -> tuple[Group, ...]:
+        """The groups of auxiliary networks."""
+        return tuple(group for group in self.groups if group.role == "auxiliary")
+
+    @property
+    def networks(self) -> tuple[NetworkPlan, ...]:
+        """The networks in order: those of the members, then the auxiliary ones. A family is one network."""
+        plans: list[NetworkPlan] = []
+        index = 0
+        for group in (*self.member_groups, *self.auxiliary_groups):
+            size = group.members if isinstance(group.model, Family) and group.role == "member" else 1
+            for _ in range(group.members // size):
+                plans.append(NetworkPlan(index, size, group))
+                index += size
+        return tuple(plans)
 
     def plugins(self) -> Iterator[tuple[str, Plugin]]:
         """Yield every plugin of the spec with the dotted path of its section."""

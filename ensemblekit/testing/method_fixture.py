@@ -147,7 +147,7 @@ class MethodFixture(PluginContract[Method]):
             yield self.call(
                 hook,
                 **arguments,
-                fitted=self.objective.hooks.fit_combiner(self.outputs(), self.target(), self.spec.loss),
+                fitted=self.objective.fit_combiner(self.outputs(), self.target()),
             )
         elif hook not in OBJECTIVE_HOOKS:
             for epoch in self.epochs():

@@ -158,15 +158,14 @@ class HookChecks(MethodFixture):
             fits = []
             for seed in (0, 1):
                 torch.default_generator.manual_seed(seed)
-                fit = partial(self.objective.hooks.fit_combiner, loss=self.spec.loss)
-                fits.append(call_unmodified(self.plugin_class, "fit_combiner", fit, arguments))
+                fits.append(call_unmodified(self.plugin_class, "fit_combiner", self.objective.fit_combiner, arguments))
             first, second = fits
             if first is None or second is None:
                 return
             if wrong := mismatch(second, first, 0.0):
                 fix = "start the search from a fixed point, and sample nothing"
                 raise self.violation("the same fit whenever the outputs are the same", wrong, "fit_combiner", fix)
-            if not bool(self.objective.combine(outputs, first).isfinite().all()):
+            if not bool(self.objective.predict(outputs, first).isfinite().all()):
                 raise self.violation("finite outputs of the fitted combiner", "nan or infinity", "combine")
 
     @check("second inputs are computed elementwise", needs=[usable_hooks])
@@ -179,12 +178,12 @@ class HookChecks(MethodFixture):
         for device in ("cpu", "meta"):
             for dtype in (torch.float32, torch.float64):
                 self._check_second_inputs(inputs.to(device, dtype, copy=True), gradient.to(device, dtype, copy=True))
-        whole = self.objective.second_inputs(inputs, gradient)
+        whole = self.objective.members.second_inputs(inputs, gradient)
         order = torch.randperm(inputs.numel(), generator=random)
         shuffled = [values.flatten()[order].view_as(values) for values in (inputs, gradient)]
         torch.default_generator.manual_seed(1)
         # engines may pass several members at once, with a leading dimension: here another one comes first
-        stacked = self.objective.second_inputs(*(torch.stack([-values, values]) for values in shuffled))[1]
+        stacked = self.objective.members.second_inputs(*(torch.stack([-values, values]) for values in shuffled))[1]
         if wrong := mismatch(stacked, whole.flatten()[order].view_as(whole), 1e-9):
             raise self.violation(
                 "elements that depend only on the same element of the inputs and the gradient",

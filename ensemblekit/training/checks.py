@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ensemblekit.core.errors import NumericError, UsageError
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import Family
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.loading import Batch, Data
@@ -65,7 +66,9 @@ def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | No
     if weights is None or weights.is_meta:
         return
     random = generator(0, "check weights")
-    outputs = torch.rand(weights.shape[1], weights.shape[0], num_outputs, generator=random).to(weights.device)
+    layout = objective.layout
+    rows, width = (0, num_outputs) if layout is None else (layout.num_auxiliary, layout.width)
+    outputs = torch.rand(weights.shape[1] + rows, weights.shape[0], width, generator=random).to(weights.device)
     variable = weights.detach().float().requires_grad_()
     value = objective(outputs, batch.targets, variable)
     (gradient,) = torch.autograd.grad(value, variable, allow_unused=True)
@@ -95,5 +98,29 @@ def check_tensors(tensors: Mapping[str, Tensor], when: str, kept: str) -> None:
         finite = torch.stack([floats[name].isfinite().all() for name in names])
         if not bool(finite.all()):
             kind, index, *_ = names[int((~finite).nonzero()[0])].split(".")
-            what = "the weights" if kind == "members" else "the optimizer's state"
-            raise NumericError(f"{what} of member {index} became nan or infinite by {when}", kept, LOWER_RATE)
+            owners = {"members": f"the weights of member {index}", "methods": f'the state of method "{index}"'}
+            what = owners.get(kind, f"the optimizer's state of member {index}")
+            raise NumericError(f"{what} became nan or infinite by {when}", kept, LOWER_RATE)
+
+
+def check_members(spec: Spec, objective: Objective, passes: int | None) -> None:
+    """Raise a `UsageError` if methods ask for something that some networks or other methods do not allow."""
+    hooks = objective.members
+    if hooks.have_second_inputs and hooks.have_second_weights:
+        names = ", ".join(_names_of(objective, hook) for hook in ("second_inputs", "second_weights"))
+        raise UsageError(f"{names} both need a second pass in every step", "method", "use one of them")
+    for plan in spec.networks:
+        model = plan.group.model
+        if hooks.have_views and isinstance(model, Family):
+            what = f'{_names_of(objective, "member_inputs")} gives each member its own inputs, but "{model.name}" '
+            what += "computes all members from the same ones"
+            raise UsageError(what, "model", "use a model whose members are networks of their own")
+    if objective.predictor is not None:
+        _check_predictor(spec, objective.predictor)
+
+
+def _check_predictor(spec: Spec, name: str) -> None:
+    names = [group.name for group in spec.auxiliary_groups]
+    if name not in names:
+        what = f'a method predicts with the auxiliary group "{name}", and the spec has none of that name'
+        raise UsageError(what, "ensemble.groups", f'add [[ensemble.groups]] with role = "auxiliary", name = "{name}"')

@@ -14,7 +14,7 @@ from ensemblekit.core.errors import NumericError
 from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Data
-from ensemblekit.engines.base import Engine
+from ensemblekit.engines.base import Engine, Samples
 from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.statistics import LOWER_RATE
@@ -67,18 +67,24 @@ class Evaluator:
         """Fit on the validation data how members are combined, on the means over stochastic passes."""
         outputs = self._outputs("validation").unflatten(0, (self.passes, -1)).mean(dim=0)
         targets = self.splits["validation"].targets
-        self.fitted = self.objective.hooks.fit_combiner(outputs, targets, self.objective.loss)
+        self.fitted = self.objective.fit_combiner(outputs, targets, self.members)
 
     def metrics(self, split: str) -> dict[str, float]:
         """Return the metrics on a split, by names that begin with the split's."""
         outputs = self._outputs(split)
-        combined = self.objective.combine(outputs, self.fitted, self.passes)
-        metrics = evaluate(outputs, self.splits[split].targets, self.objective.loss, combined, self.restore)
+        combined = self.objective.predict(outputs, self.fitted, self.passes, self.members)
+        predictions, targets = self.objective.predictions(outputs, self.passes), self.splits[split].targets
+        metrics = evaluate(predictions, targets, self.objective.loss, combined, self.restore)
         return flat_metrics(metrics, split)
+
+    @property
+    def members(self) -> Tensor | None:
+        """The indices of the members that predict; None if it is not the members that do."""
+        return None if self.objective.predictor is not None else self.engine().predicted
 
     def final_metrics(self) -> dict[str, dict[str, float]]:
         """Return the metrics of each split; a `NumericError` if one is not finite."""
-        if self.objective.hooks.fits_combiner:
+        if self.objective.final_hooks.fits_combiner:
             self.fit_combiner()
         metrics = {split: self.metrics(split) for split in self.splits}
         for split, values in metrics.items():
@@ -92,7 +98,8 @@ class Evaluator:
             NumericError: one of them is not finite.
         """
         targets = self.splits["test"].targets
-        rows = member_metrics(self._outputs("test"), targets, self.objective.loss, self.restore)
+        predictions = self.objective.predictions(self._outputs("test"), self.passes)
+        rows = member_metrics(predictions, targets, self.objective.loss, self.restore)
         for index, row in enumerate(rows):
             check_metrics(row, f"of member {index % (len(rows) // self.passes)} on the test data", self.where)
         return rows
@@ -102,7 +109,10 @@ class Evaluator:
         kept = {}
         for name, split in self.splits.items():
             index = torch.arange(len(split)) if split.indices is None else split.indices
-            kept[name] = KeptOutputs(self._outputs(name).float().cpu(), split.targets.cpu(), index)
+            outputs = self._outputs(name).float().cpu()
+            more = outputs if self.objective.combines_more else None
+            predictions = self.objective.predictions(outputs, self.passes).contiguous()
+            kept[name] = KeptOutputs(predictions, split.targets.cpu(), index, more)
         return kept
 
     @property
@@ -111,13 +121,13 @@ class Evaluator:
         return 1e6 * self.seconds["test"] / len(self.splits["test"])
 
     def _outputs(self, split: str) -> Tensor:
-        """Return the members' outputs (M, N, C) for a split, computed once until the members learn."""
+        """Return the outputs (R, N, W) of the networks that predict for a split, computed once until they learn."""
         if split not in self.predictions:
             engine = self.engine()
             parts, started = [], time.perf_counter()
             for batch in self.splits[split].batches(self.batch_size):
                 self.before_batch()
-                parts.append(engine.predict(batch.inputs))
+                parts.append(engine.predict(batch.inputs, Samples(split, batch.index)))
             outputs = torch.cat(parts, dim=1)
             check_outputs(outputs, split, len(outputs) // self.passes, self.where)
             self.predictions[split] = outputs

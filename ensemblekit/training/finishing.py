@@ -19,6 +19,7 @@ def described(
 ) -> list[dict[str, Any]]:
     """Return the metrics of each member, or of each pass of each network, together with what it is."""
     described = []
+    members = [state for state in members for _ in range(state.size)][: len(rows) // (passes or 1)]
     for index, row in enumerate(rows):
         number, network = divmod(index, len(members))
         of_pass = {"network": network, "pass": number} if (passes or 1) > 1 else {}
@@ -27,15 +28,24 @@ def described(
     return described
 
 
-def model_metadata(data: Data, members: Sequence[MemberState]) -> dict[str, Any]:
-    """Return what is needed to use the model, beside its weights and the spec."""
+def model_metadata(
+    data: Data, networks: Sequence[MemberState], methods: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what is needed to use the model, beside its weights and the spec.
+
+    Args:
+        data: what it was trained on.
+        networks: those that predict.
+        methods: what the methods remember, beside tensors.
+    """
     transform, scaling = data.test.transform, data.target_scaling
     return {
         "task": data.info.task,
         "input_shape": list(data.info.input_shape),
         "num_outputs": data.info.num_outputs,
         "classes": list(data.classes) if data.classes else None,
-        "members": [state.seed_index for state in members],
+        "members": [state.seed_index for state in networks],
+        "methods": {name: dict(values) for name, values in methods.items()},
         "transform": transform.to_json() if transform is not None else None,
         "target_scaling": scaling.to_json() if scaling is not None else None,
         "preparation": data.preparation,

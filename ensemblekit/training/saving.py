@@ -48,7 +48,7 @@ class Saver:
         trainer = self.trainer
         with trainer.clock.measure("checkpoints"):
             trainer.store_optimizer_state()
-            tensors = trainer.members.tensors()
+            tensors = trainer.tensors()
             check_tensors(tensors, str(position), self.kept)
             state = {"members": trainer.members.state(), **trainer.state()}
             if statistics is not None:

@@ -22,14 +22,16 @@ LOWER_RATE = "lower training.optimizer.lr, or set training.clip_norm"
 DIVERSITY = "train_diversity"
 
 Step = tuple[Tensor, Tensor, Tensor]
-"""Objective, outputs (M, B, C) and targets of a step."""
+"""Objective, outputs (R, B, W) of all networks and targets of a step."""
 
 
 class EpochStatistics:
     """Means of an epoch, summed on the device: values are read back only by `check_finite` and `means`."""
 
-    def __init__(self, objective: Objective, member_indices: list[int]) -> None:
+    def __init__(self, objective: Objective, member_indices: list[int], indices: Tensor | None = None) -> None:
         self.objective, self.member_indices = objective, member_indices
+        self.indices = indices
+        """The same indices on the device."""
         self.pending: list[Step] = []
         """The steps that are not summed yet."""
         self.latest: list[Step] = []
@@ -38,6 +40,8 @@ class EpochStatistics:
         self.finite: list[Tensor] = []
         """For each step since the last check, whether each member's outputs and the objective are finite, (M + 1,)."""
         self.num_steps = self.num_samples = 0
+        self.is_over = False
+        """Whether methods have changed the ensemble after the last step."""
         self.earlier_seconds = 0.0
         """Seconds that the steps took before the epoch was interrupted."""
         self.elapsed: Elapsed | None = None
@@ -59,14 +63,15 @@ class EpochStatistics:
         if not self.pending:
             return
         values, outputs, targets, sizes = _joined(self.pending)
-        loss, combined = self.objective.loss, self.objective.combine(outputs)
+        predictions = self.objective.train_predictions(outputs)
+        loss, combined = self.objective.loss, self.objective.combine(outputs, self.indices)
         weighted = sum(value * size for value, size in zip(values, sizes, strict=True))
         sums = {"train_objective": weighted, "train_loss": loss(combined, targets).sum()}
         if not targets.is_floating_point():
             classes = loss.probabilities(combined).argmax(dim=-1)
             sums["train_accuracy"] = (classes == targets.clamp_min(0)).sum()
-        if self._has_diversity(len(outputs)):
-            diversity = quadratic_diversity(outputs, outputs.mean(dim=0), targets, loss)
+        if self._has_diversity(len(predictions)):
+            diversity = quadratic_diversity(predictions, predictions.mean(dim=0), targets, loss)
             sums[DIVERSITY] = diversity.mean(dim=0).sum()
         for name, number in sums.items():
             self.sums[name] = self.sums[name] + number if name in self.sums else number
@@ -106,7 +111,9 @@ class EpochStatistics:
         bad_rows = (~finite[bad_step, :-1]).nonzero().flatten().tolist()
         fix = LOWER_RATE
         if bad_rows:
-            what = f"the outputs of member {self.member_indices[bad_rows[0]]} became nan or infinite"
+            names = [f"member {index}" for index in self.member_indices]
+            name = names[bad_rows[0]] if bad_rows[0] < len(names) else "an auxiliary network"
+            what = f"the outputs of {name} became nan or infinite"
         else:
             what = "the objective became nan or infinite"
             what, fix = self._culprit(steps, bad_step - len(finite)) or (what, fix)
@@ -138,12 +145,13 @@ class EpochStatistics:
     def state(self) -> dict[str, Any]:
         """Return the rest of what `restore` needs, as JSON."""
         sizes = [outputs.shape[1] for _, outputs, _ in self.pending]
-        return {"steps": self.num_steps, "samples": self.num_samples, "pending": sizes, "seconds": self.seconds}
+        state = {"steps": self.num_steps, "samples": self.num_samples, "pending": sizes, "seconds": self.seconds}
+        return {**state, "over": True} if self.is_over else state
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Continue from what `tensors` and `state` returned."""
         self.num_steps, self.num_samples, sizes = state["steps"], state["samples"], state["pending"]
-        self.earlier_seconds = state["seconds"]
+        self.earlier_seconds, self.is_over = state["seconds"], state.get("over", False)
         prefix = "sums."
         self.sums = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if sizes:

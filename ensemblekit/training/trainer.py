@@ -18,14 +18,15 @@ from torch import Tensor
 
 from ensemblekit.core.errors import Interrupted, UsageError
 from ensemblekit.core.hookspecs import RunStatus
-from ensemblekit.core.objective import Moment, Objective
+from ensemblekit.core.objective import Moment
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
-from ensemblekit.engines.base import Engine, EngineSettings
+from ensemblekit.engines.base import Engine, EngineSettings, predicts
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
 from ensemblekit.members.growing import GrowingMembers
+from ensemblekit.members.layout import run_objective
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.recorder import RunRecorder
@@ -34,10 +35,24 @@ from ensemblekit.spec.resolution import with_absolute_paths, with_loss_for
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training import finishing
 from ensemblekit.training.busy_machine import BusyMachine
-from ensemblekit.training.checks import check_settings, check_tensors, check_weights_count, settings_notices
+from ensemblekit.training.checks import (
+    check_members,
+    check_settings,
+    check_tensors,
+    check_weights_count,
+    settings_notices,
+)
 from ensemblekit.training.environment import choose_device, environment, machine_facts
 from ensemblekit.training.evaluation import Evaluator
+from ensemblekit.training.fitting import fit_members, look_up_outputs
 from ensemblekit.training.interruption import StopRequest
+from ensemblekit.training.life_cycle import (
+    SAMPLE_WEIGHTS,
+    EnsembleInTraining,
+    method_tensors,
+    method_values,
+    restore_methods,
+)
 from ensemblekit.training.model_selection import ModelSelection
 from ensemblekit.training.partial_epoch import restore_epoch
 from ensemblekit.training.plan import make_plan
@@ -49,6 +64,8 @@ from ensemblekit.training.unbounded import UnboundedObjective
 
 CHECK_EVERY = 64
 """Steps between two checks for nan; each check synchronises with the device."""
+MAX_KNOWN_BYTES = 2**28
+"""Outputs of a frozen member for the training data are computed once up to this size, and else in every step."""
 
 
 class Trainer:
@@ -83,17 +100,23 @@ class Trainer:
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()
         self.recorder = RunRecorder(directory)
-        self.objective = Objective(spec.methods, spec.loss, spec.extensions, [*listeners, self.recorder])
+        self.methods = [method.model_copy(deep=True) for method in spec.methods]
+        """Those of the spec, copied: they may remember something, and a spec may be trained several times."""
+        self.objective = run_objective(spec, self.data.info, self.methods, [*listeners, self.recorder])
         self.hooks = self.objective.hooks
-        self.settings = EngineSettings.of(spec, self.device, self.hooks.passes(spec.ensemble.members))
-        self.members = GrowingMembers(spec, self.data.info, self.device)
+        self.members = GrowingMembers(spec, self.data.info, self.device, self.objective.members.need_start)
+        passes, width = self.hooks.passes(spec.ensemble.members), self.members.layout.width
+        self.settings = EngineSettings.of(spec, self.device, passes, width, len(self.data.train))
         self.members.start(self.hooks.call.members_at_start(num_members=spec.ensemble.members))
         # the targets as they were loaded: on the CPU, where weights are sampled
         targets = loaded.train.targets
         weights = self.hooks.sample_weights(len(targets), spec.ensemble.members, spec.seed, targets)
         self.weights = None if weights is None else weights.to(self.device)
+        self.weights_were_set = False
+        """Whether a method has set them since."""
         self.batch_lengths = self.data.train.training_batch_lengths(spec.training.batch_size)
         self._check_supported()
+        self.ensemble = EnsembleInTraining(self)
         self.engine_name = spec.engine.name
         self.engine: Engine | None = None
         self.evaluator = Evaluator(spec, self.data, self.objective, self.current_engine)
@@ -110,10 +133,11 @@ class Trainer:
     def _check_supported(self) -> None:
         if self.settings.passes is not None:
             self.members.check_stochastic()
-        if self.hooks.fits_combiner and self.data.validation is None:
+        if self.objective.final_hooks.fits_combiner and self.data.validation is None:
             what = "a method fits how members are combined on validation data, and there is none"
             raise UsageError(what, "data.validation_fraction", "set it to more than 0")
         self.members.check_supported(bf16=self.settings.bf16, single_samples=1 in self.batch_lengths)
+        check_members(self.spec, self.objective, self.settings.passes)
 
     def train(self, registry: Registry) -> None:
         """Train from the beginning; `registry` knows the packages of the plugins.
@@ -124,10 +148,11 @@ class Trainer:
         check_data(self.spec, self.data.info)
         check_settings(self.spec, self.data)
         if self.weights is not None:
-            check_weights_count(self.objective, *self._first_batch(), self.members.num_outputs)
+            check_weights_count(self.objective, *self._first_batch(), self.members.layout.num_outputs)
         with self._life_cycle():
             for text in settings_notices(self.spec, self.data):
                 self.hooks.call.notice(text=text)
+            self.fit_members()
             seconds_per_step = self.choose_engine()
             chosen = {"name": self.engine_name, "device": str(self.device)}
             resolved = with_absolute_paths(replace(self.spec, engine=self.spec.engine.model_copy(update=chosen)))
@@ -181,7 +206,7 @@ class Trainer:
     def _life_cycle(self, *rows: tuple[str, str]) -> Iterator[None]:
         """Announce the run, and its end however it ends; `rows` are added to the plan."""
         plan = [
-            *make_plan(self.spec, self.data, self.members.states, self.settings.passes),
+            *make_plan(self.spec, self.data, self.members.networks, self.settings.passes),
             ("out", str(self.directory.path)),
             *rows,
         ]
@@ -205,7 +230,7 @@ class Trainer:
 
     def choose_engine(self) -> dict[str, float]:
         """Choose the engine, by measuring if the spec says "auto"; returns the measured seconds per step."""
-        states, seconds_per_step = self.members.states, {}
+        states, seconds_per_step = self.members.networks, {}
         if self.engine_name == "auto":
             seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self._first_batch()))
             self.engine_name = fastest(seconds_per_step)
@@ -217,7 +242,7 @@ class Trainer:
         """Choose the engine of a resumed run: that of its start, unless another was asked for or it cannot be used."""
         before, reason = recorded.get("engine"), "as asked"
         if before == self.engine_name:
-            unsupported = engine_class(self.engine_name).unsupported(self.members.states, self.settings)
+            unsupported = engine_class(self.engine_name).unsupported(self.members.networks, self.settings)
             if unsupported:
                 self.engine_name, reason = "auto", unsupported
         self.choose_engine()
@@ -228,7 +253,12 @@ class Trainer:
         """Return a batch for trials, and the weights of its samples for the current members."""
         batches = self.data.train.training_batches(self.spec.training.batch_size, self.spec.seed, epoch=1)
         batch = next(iter(batches))
-        return batch, self._weights(batch, [state.seed_index for state in self.members.states])
+        return batch, self._weights(batch, [index for state in self.members.states for index in state.indices])
+
+    def fit_members(self) -> None:
+        """Fit the members that are fitted once and not trained, and look up outputs that are known."""
+        splits = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
+        fit_members(self.members.states, splits, self.weights, self.spec)
 
     def _run(self) -> None:
         """Train all epochs that are left, each with a checkpoint, and write the result."""
@@ -253,6 +283,7 @@ class Trainer:
         statistics, engine = self._start_epoch(epoch)
         with self.clock.measure("training") as statistics.elapsed:
             rate = self._steps(engine, epoch, statistics)
+            self._end_epoch(epoch, statistics)
         seconds = statistics.seconds
         row = {"epoch": epoch, **statistics.means(), "learning_rate": rate}
         row |= {"samples_per_second": len(self.data.train) / seconds, "seconds": seconds}
@@ -269,20 +300,35 @@ class Trainer:
         """Prepare the members, the random numbers and the statistics of an epoch, or restore them in its middle."""
         partial, self.partial = self.partial, None
         self.store_optimizer_state()
-        arguments = {"ensemble": self.members, "num_members": self.spec.ensemble.members, "epoch": epoch}
-        arguments |= {"num_epochs": self.spec.training.epochs, "num_steps": len(self.batch_lengths)}
+        arguments = self._epoch_arguments(epoch)
         if partial is None:
             self.hooks.call.epoch_started(**arguments)
         else:  # the methods have prepared the epoch before it was interrupted
             self.hooks.call_observers("epoch_started", **arguments)
+        self.members.check_learning()
         engine = self.current_engine()
+        if not self.data.train.is_augmented:
+            batch_size = self.evaluator.batch_size
+            engine.remember("train", lambda: self.data.train.batches(batch_size), MAX_KNOWN_BYTES)
         self.evaluator.forget()
         # for networks that use torch's global generator; stochastic layers of this project do not
         torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
-        statistics = EpochStatistics(self.objective, [state.seed_index for state in engine.active_members])
+        statistics = EpochStatistics(self.objective, engine.columns, engine.indices)
         if partial is not None:
             restore_epoch(statistics, partial.tensors, partial.state, self.device)
         return statistics, engine
+
+    def _epoch_arguments(self, epoch: int) -> dict[str, Any]:
+        arguments = {"ensemble": self.ensemble, "num_members": self.spec.ensemble.members, "epoch": epoch}
+        return arguments | {"num_epochs": self.spec.training.epochs, "num_steps": len(self.batch_lengths)}
+
+    def _end_epoch(self, epoch: int, statistics: EpochStatistics) -> None:
+        """Let methods change the ensemble after the last step, unless they have before the run was interrupted."""
+        if self.hooks.is_implemented("epoch_trained") and not statistics.is_over:
+            self.store_optimizer_state()
+            self.hooks.call.epoch_trained(**self._epoch_arguments(epoch))
+            self.evaluator.forget()
+        statistics.is_over = True
 
     def _steps(self, engine: Engine, epoch: int, statistics: EpochStatistics) -> float:
         """Train the steps of an epoch that are left; returns the last learning rate."""
@@ -331,7 +377,7 @@ class Trainer:
             if not self.members.changed:
                 return self.engine
             self.engine.close()
-        self.engine = engine_class(self.engine_name)(self.members.states, self.objective, self.settings)
+        self.engine = engine_class(self.engine_name)(self.members.networks, self.objective, self.settings)
         self.members.changed = False
         return self.engine
 
@@ -350,11 +396,23 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, beside that of the members."""
-        return {**self.selection.state(), "seconds": dict(self.clock.seconds)}
+        methods = method_values(self.methods)
+        rest = {"methods": methods} if methods else {}
+        return {**self.selection.state(), "seconds": dict(self.clock.seconds), **rest}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint: those of the members and of the methods, and weights that were set."""
+        weights = {SAMPLE_WEIGHTS: self.weights} if self.weights_were_set and self.weights is not None else {}
+        return self.members.tensors() | method_tensors(self.methods) | weights
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore members and training state from a checkpoint."""
         self.members.restore(checkpoint.tensors, checkpoint.state["members"])
+        restore_methods(self.methods, checkpoint.tensors, checkpoint.state.get("methods", {}))
+        if SAMPLE_WEIGHTS in checkpoint.tensors:
+            self.weights, self.weights_were_set = checkpoint.tensors[SAMPLE_WEIGHTS].to(self.device), True
+        splits = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
+        look_up_outputs(self.members.states, splits)
         self.evaluator.forget()
         self.selection.restore(checkpoint.state)
 
@@ -374,11 +432,14 @@ class Trainer:
         with self.clock.measure("evaluation"):
             check_tensors(self.members.network_tensors(), "the last step", self.saver.kept)
             metrics = self.evaluator.final_metrics()
-            members = finishing.described(self.evaluator.member_metrics(), self.members.states, self.settings.passes)
+            networks = [state for state in self.members.networks if predicts(state, self.objective)]
+            rows = self.evaluator.member_metrics()
+            members = finishing.described(rows, networks, self.settings.passes)
         self.metrics, self.member_metrics = metrics["test"], members
-        combiner = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
-        metadata = finishing.model_metadata(self.data, self.members.states)
-        self.directory.write_model(self.members.network_tensors() | combiner, metadata)
+        more = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
+        metadata = finishing.model_metadata(self.data, networks, method_values(self.methods))
+        tensors = self.members.network_tensors(networks) | method_tensors(self.methods) | more
+        self.directory.write_model(tensors, metadata)
         outputs = finishing.write_outputs(
             self.directory, self.evaluator.kept_outputs() if settings.keep_outputs else {}
         )

@@ -102,7 +102,8 @@ def test_each_run_has_hooks_of_its_own():
 
 def test_the_hooks_are_those_of_the_design():
     objective = {"combine", "fit_combiner", "member_loss", "ensemble_loss", "sample_weights", "select_members"}
-    objective |= {"second_inputs"}
-    life_cycle = {"members_at_start", "passes", "learning_rate", "epoch_started", "step_finished", "epoch_finished"}
+    objective |= {"second_inputs", "second_weights", "member_inputs", "weight_penalty"}
+    life_cycle = {"members_at_start", "passes", "learning_rate", "epoch_started", "epoch_finished"}
+    life_cycle |= {"epoch_trained", "step_finished"}
     life_cycle |= {"run_started", "engine_chosen", "checkpoint_saved", "notice", "run_finished", "run_ended"}
     assert set(HOOK_ARGUMENTS) == objective | life_cycle

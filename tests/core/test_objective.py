@@ -92,13 +92,13 @@ def test_sample_weights_of_the_wrong_form_are_named_with_their_plugin(value):
 def test_a_fitted_combiner_of_the_wrong_form_is_named_with_its_plugin(value):
     objective = Objective([Answers(hook="fit_combiner", value=value)], ek.MSE())
     with pytest.raises(PluginError, match=r'plugin "answers": hook "fit_combiner"'):
-        objective.hooks.fit_combiner(OUTPUTS, TARGET, objective.loss)
+        objective.fit_combiner(OUTPUTS, TARGET)
 
 
 def test_a_fitted_combiner_that_is_not_finite_is_refused():
     objective = Objective([Answers(hook="fit_combiner", value=torch.full((M,), torch.nan))], ek.MSE())
     with pytest.raises(NumericError, match=r'plugin "answers": hook "fit_combiner"'):
-        objective.hooks.fit_combiner(OUTPUTS, TARGET, objective.loss)
+        objective.fit_combiner(OUTPUTS, TARGET)
 
 
 class Fits(Method):
@@ -117,11 +117,11 @@ class Fits(Method):
 
 def test_the_combiner_of_the_last_listed_method_is_fitted_and_used_but_not_in_training():
     objective = Objective([Fits(number=1.0), Fits(number=2.0).named("second")], ek.MSE())
-    fitted = objective.hooks.fit_combiner(OUTPUTS, TARGET, objective.loss)
-    assert torch.equal(objective.combine(OUTPUTS, fitted), OUTPUTS[0] + 2)
+    fitted = objective.fit_combiner(OUTPUTS, TARGET)
+    assert torch.equal(objective.predict(OUTPUTS, fitted), OUTPUTS[0] + 2)
     assert torch.equal(objective.combine(OUTPUTS), OUTPUTS[0])
     assert objective.hooks.fits_combiner
-    assert RunHooks([]).fit_combiner(OUTPUTS, TARGET, ek.MSE()) is None
+    assert Objective([], ek.MSE()).fit_combiner(OUTPUTS, TARGET) is None
 
 
 @pytest.mark.parametrize(("value", "got"), [(0, "returned 0"), (True, "True"), (2.5, "a float"), ("16", "a str")])
@@ -140,7 +140,7 @@ def test_the_last_listed_method_that_answers_says_how_many_passes_there_are():
 def test_each_pass_is_combined_by_itself_and_the_results_are_averaged():
     boosting = Objective([ek.methods()["boosting"].load()()], ek.MSE())
     passes = torch.stack([OUTPUTS, 3 * OUTPUTS])
-    torch.testing.assert_close(boosting.combine(passes.flatten(0, 1), passes=2), 2 * OUTPUTS.sum(dim=0))
+    torch.testing.assert_close(boosting.predict(passes.flatten(0, 1), passes=2), 2 * OUTPUTS.sum(dim=0))
 
 
 def test_sample_weights_that_are_not_finite_are_refused():

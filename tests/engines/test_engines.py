@@ -94,7 +94,7 @@ def test_frozen_members_stay_as_they_are_and_are_not_run_where_nobody_needs_them
 
     for slot in members[:3]:
         slot.network.forward = forbidden
-    outputs = running.forward(batches(1)[0].inputs, 0)
+    outputs = running.forward(batches(1)[0], 0)
     running.close()
     assert outputs.shape == (1, B, C)
 

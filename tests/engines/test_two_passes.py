@@ -266,6 +266,6 @@ def test_second_inputs_equal_to_the_first_count_every_sample_twice(engine):
 
 
 def test_methods_without_the_hook_have_one_pass():
-    assert objective([ADVERSARIAL]).has_second_pass
+    assert objective([ADVERSARIAL]).members.have_second_inputs
     for name in set(ek.methods()) - {"adversarial"}:
-        assert not objective([{"name": name}]).has_second_pass
+        assert not objective([{"name": name}]).members.have_second_inputs

@@ -53,8 +53,8 @@ def image_ensemble(shape: tuple[int, int, int], crop: int | None = None) -> ek.E
 def seen_by(ensemble: ek.Ensemble, files: list[Path], monkeypatch) -> torch.Tensor:
     """The inputs that reach the ensemble."""
     seen = []
-    original = ensemble.member_outputs
-    monkeypatch.setattr(ensemble, "member_outputs", lambda inputs: seen.append(inputs) or original(inputs))
+    original = ensemble.network_outputs
+    monkeypatch.setattr(ensemble, "network_outputs", lambda inputs: seen.append(inputs) or original(inputs))
     predict_files(ensemble, files)
     return torch.cat(seen)
 
@@ -319,12 +319,12 @@ def test_numbers_have_the_fewest_digits_of_their_precision():
 def test_values_in_their_own_units_have_no_digits_that_the_members_cannot_tell_apart(std, expected):
     ensemble = regressor()
     ensemble.target_scaling = TargetScaling((100.0,), (std,))
-    answer = next(answers(ensemble, ensemble.target_scaling.restore(torch.tensor([[[1 / 3]]] * 2)), members=True))
+    answer = next(answers(ensemble, torch.tensor([[[1 / 3]]] * 2), members=True))
     assert answer["value"] == answer["member_value[0]"] == pytest.approx(expected, abs=1.2e-7 * std)
     assert len(str(answer["value"]).replace(".", "").rstrip("0")) <= 10
     ensemble.target_scaling = TargetScaling((16_777_000.0,), (10.0,))
     learned = ensemble.target_scaling.standardise(torch.tensor([[[16_777_217.0]]], dtype=torch.float64)).float()
-    (answer,) = answers(ensemble, ensemble.target_scaling.restore(learned))
+    (answer,) = answers(ensemble, learned)
     assert answer["value"] == pytest.approx(16_777_217, abs=1e-5)
 
 

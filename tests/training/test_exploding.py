@@ -93,7 +93,7 @@ def test_weights_that_are_not_finite_are_never_saved_and_their_member_is_named(v
         @ek.hookimpl
         def epoch_started(self, ensemble, epoch):
             if epoch == 2:
-                spoil(ensemble.states[1].network)
+                spoil(ensemble.members.states[1].network)
 
     spec = ek.load_spec(small_spec(training=training(epochs=2), model={"name": "mlp", "hidden": [8]}))
     with pytest.raises(NumericError, match=r"member 1"):

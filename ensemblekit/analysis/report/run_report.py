@@ -91,7 +91,7 @@ def _output_sections(run: Run, data: Any) -> list[Section]:
     """Compute everything that rests on the members' outputs for the test data."""
     kept, combiner = run.outputs("test", data), run.combiner()
     metadata = RunDirectory.open(run.path).read_metadata()
-    combined = combiner.combine(kept.outputs)
+    combined = combiner.restored(combiner.combine_kept(kept))
     if metadata.get("task") == "regression":
         return _regression_sections(run, kept, combiner, combined, metadata)
     predictions = predict(kept.outputs, combined, kept.targets, combiner.loss, metadata.get("classes"))
@@ -153,7 +153,7 @@ def _confidence_charts(predictions: Predictions) -> list[Chart]:
 
 
 def _size_note(combiner: Combiner) -> str:
-    if combiner.fitted is None:
+    if not combiner.needs_all_members:
         return ""
     return "The combination was fitted for all members, so that smaller ensembles are not measured."
 
@@ -165,7 +165,7 @@ def _networks(outputs: Tensor, combiner: Combiner) -> Tensor:
 
 def _class_sizes(kept: KeptOutputs, combiner: Combiner) -> list[Chart]:
     outputs = _networks(kept.outputs, combiner)
-    if len(outputs) < 2 or combiner.fitted is not None:
+    if len(outputs) < 2 or combiner.needs_all_members:
         return []
     loss, targets = combiner.loss, kept.targets
     classes = (targets.flatten() > 0).long() if loss.takes == "margins" else targets
@@ -194,7 +194,7 @@ def _regression_sections(
     if len(kept.outputs) > 1:
         correlation = error_correlation((kept.outputs.double() - targets).flatten(1))
         charts.append(_correlation_chart(correlation, "Correlation of two members' residuals over the test samples"))
-    if len(networks) > 1 and combiner.fitted is None:
+    if len(networks) > 1 and not combiner.needs_all_members:
         charts += size_charts(
             size_curves(
                 networks,

@@ -181,8 +181,8 @@ def test_predictions_for_the_training_files_use_the_pixels_of_the_training(
     )
     ensemble = ek.load(ek.train(spec, out=tmp_path / "run", progress=False).path)
     seen: list[torch.Tensor] = []
-    predict = ensemble.member_outputs
-    ensemble.member_outputs = lambda inputs: (seen.append(inputs), predict(inputs))[1]
+    predict = ensemble.network_outputs
+    ensemble.network_outputs = lambda inputs: (seen.append(inputs), predict(inputs))[1]
     predict_files(ensemble, [path / name for name in names])
     data = ek.load_data(spec.data, spec.seed)
     trained = [batch.inputs for split in (data.train, data.test) for batch in split.batches(10)]

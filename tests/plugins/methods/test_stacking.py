@@ -34,7 +34,7 @@ def objective(loss: str, **parameters) -> Objective:
 
 
 def fit(stacking: Objective, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return stacking.hooks.fit_combiner(outputs, target, stacking.loss)
+    return stacking.fit_combiner(outputs, target)
 
 
 def numpy_cross_entropy(logits: np.ndarray, target: np.ndarray) -> float:
