@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.extending_plugins import CASES, PLUGINS
 from torch import Tensor
 
 import ensemblekit as ek
+from ensemblekit.members.python_specs import registry_of
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import ENGINES
 from ensemblekit.training.statistics import EpochStatistics
 from ensemblekit.training.trainer import Trainer
@@ -24,16 +27,18 @@ METHODS = [
 ]
 
 
-def trainer(method: dict, model: dict, device: str, engine: str = "stacked", **options) -> Trainer:
-    spec = ek.load_spec(
+def trainer(method: dict, model: dict, device: str, engine: str = "stacked", ensemble=None, **options) -> Trainer:
+    spec = load_spec(
         {
             "data": {"name": "digits", "limit_train": 150, "limit_test": 50, "augment": ["crop", "flip", "rotate"]},
             "model": model,
-            "ensemble": {"members": 2},
+            "ensemble": ensemble or {"members": 2},
             "method": method,
             "training": {"epochs": 4, "batch_size": 32, "clip_norm": 1.0},
             "engine": {"name": engine, **options},
-        }
+        },
+        None,
+        registry_of(PLUGINS),
     )
     made = Trainer(spec, RunDirectory(Path("run")), device=torch.device(device))
     made.choose_engine()
@@ -54,6 +59,14 @@ def test_a_whole_epoch_runs_on_a_device_that_has_no_values(method, model):
     """Data, augmentation, members, objective, optimizer and metrics: a tensor of the CPU among them would fail."""
     sums = whole_epoch(trainer(method, model, "meta")).sums
     assert {str(sums[name].device) for name in ("train_objective", "train_loss", "train_accuracy")} == {"meta"}
+
+
+@pytest.mark.parametrize("case", sorted(set(CASES) - {"weighted", "averaged"}))
+def test_every_extension_point_runs_on_it(case):
+    """The two left out read the outputs for the training data in life-cycle hooks, outside of steps."""
+    table = {"model": {"name": "mlp"}, "method": [], "ensemble": None} | CASES[case]
+    sums = whole_epoch(trainer(table["method"], table["model"], "meta", ensemble=table["ensemble"])).sums
+    assert str(sums["train_objective"].device) == "meta"
 
 
 def test_recomputing_runs_on_it_too():
