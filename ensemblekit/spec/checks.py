@@ -29,7 +29,7 @@ def check_data(spec: Spec, info: DataInfo) -> None:
 
 def _collect(spec: Spec, check: str, *arguments: object) -> list[Problem]:
     found = []
-    for path, plugin in spec.plugins():
+    for path, plugin in spec.plugins(inner=False):
         for problem in _call(plugin, check, *arguments):
             elsewhere = problem.path.startswith("/")
             found.append(Problem(problem.path[1:], problem.what, problem.fix) if elsewhere else problem.under(path))
