@@ -67,25 +67,27 @@ class SchemaBuilder:
         return {"oneOf": [{"enum": names, "description": "the name alone"}, *tables]} if names else {"not": {}}
 
     def plugins(self, kind: str) -> dict[str, Any]:
-        """Return the schema of a plugin of a kind: a reference to one definition, since plugins may contain plugins."""
-        reference = {"$ref": f"#/$defs/{kind}"}
-        if kind in self.definitions:
-            return reference
-        self.definitions[kind] = {}  # while it is made, plugins may refer to it
+        """Return the schema of a plugin of a kind."""
         usable = []
         for name, info in self.registry.plugins(kind).items():
             try:
                 usable.append((name, info.load()))
             except PluginError as error:
                 self.on_broken(error)
-        self.definitions[kind] = self.named(usable, kind)
-        return reference
+        return self.named(usable, kind)
 
     def _with_plugins(self, schema: Any) -> Any:
-        """Return a schema with the definition of a kind wherever it has any plugin of that kind."""
+        """Return a schema with a reference to the plugins of a kind wherever it has any plugin of that kind."""
         if isinstance(schema, list):
             return [self._with_plugins(item) for item in schema]
         if not isinstance(schema, dict):
             return schema
         replaced = {key: value if key == "default" else self._with_plugins(value) for key, value in schema.items()}
-        return replaced | self.plugins(kind) if (kind := replaced.pop(PLUGIN, None)) else replaced
+        return replaced | self._reference(kind) if (kind := replaced.pop(PLUGIN, None)) else replaced
+
+    def _reference(self, kind: str) -> dict[str, Any]:
+        """Return a reference to the definition of a kind, since plugins may contain each other."""
+        if kind not in self.definitions:
+            self.definitions[kind] = {}  # ends the recursion, while plugins of the kind are described
+            self.definitions[kind] = self.plugins(kind)
+        return {"$ref": f"#/$defs/{kind}"}
