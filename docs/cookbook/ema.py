@@ -16,6 +16,8 @@ decay = 0.9
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from pydantic import Field
 from torch import nn
@@ -44,18 +46,20 @@ class Averaged(nn.Module):
 
     def __init__(self, network, decay):
         super().__init__()
-        self.network, self.decay = network, decay
+        self.network, self.average, self.decay = network, copy.deepcopy(network), decay
         self.register_buffer("steps", torch.zeros(()))
-        for index, weight in enumerate(network.parameters()):
-            self.register_buffer(f"average_{index}", weight.detach().clone())
+        for layer in self.average.modules():
+            for name, weight in list(layer.named_parameters(recurse=False)):
+                delattr(layer, name)
+                layer.register_buffer(name, weight.detach())  # nothing that an optimizer changes
 
     def forward(self, inputs):
-        weights = dict(self.network.named_parameters())
-        averages = {name: getattr(self, f"average_{index}") for index, name in enumerate(weights)}
         if not self.training:
-            return torch.func.functional_call(self.network, averages, (inputs,))
+            return self.average(inputs)
         self.steps.add_(1)
         share = (1 / self.steps).clamp(min=1 - self.decay)
-        for name, average in averages.items():
-            average.add_(share * (weights[name].detach() - average))
-        return self.network(inputs)
+        outputs = self.network(inputs)
+        live = dict([*self.network.named_parameters(), *self.network.named_buffers()])
+        for name, average in self.average.named_buffers():  # the statistics of batch norm are averaged too
+            average.copy_(average + share * (live[name].detach() - average))
+        return outputs
