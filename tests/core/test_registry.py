@@ -258,3 +258,34 @@ def test_the_file_of_an_installed_plugin_stands_in_for_it_and_another_of_its_nam
     clash = discover([tmp_path / "own.py"]).get("method", "gncl")
     with pytest.raises(PluginError, match=r"(?s)2 plugins are registered .* give the class in .*own\.py another name"):
         clash.load()
+
+
+def test_a_plugin_file_that_imports_its_neighbour_is_told_how(tmp_path):
+    folder = tmp_path / "my plugins"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "formulas.py").write_text("WEIGHT = 1.0\n")
+    file = folder / "mine.py"
+    for imported, beside in {"formulas": "formulas.py", "parts.losses": "parts"}.items():
+        file.write_text(f"import {imported}\n")
+        with pytest.raises(PluginError) as error:
+            discover([file])
+        assert f"{beside} lies beside it" in error.value.fix
+        assert f"PYTHONPATH='{folder}'" in error.value.fix
+        assert "ensemblekit new NAME" in error.value.fix
+    file.write_text("import a_package_that_is_nowhere\n")
+    with pytest.raises(PluginError) as error:
+        discover([file])
+    assert error.value.fix == "fix the file"
+
+
+def test_with_its_folder_on_the_path_a_plugin_file_imports_its_neighbour(tmp_path):
+    (tmp_path / "strengths.py").write_text("STRENGTH = 0.25\n")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import strengths\nfrom ensemblekit import Method\n\n"
+        "class Mine(Method):\n    'A method.'\n    strength: float = strengths.STRENGTH\n"
+    )
+    command = [sys.executable, "-m", "ensemblekit", "inspect", "mine", "--plugin", str(file)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert "strength = 0.25" in shown
