@@ -38,7 +38,7 @@ class EMA(Model):
         return self.model.extra_outputs(input_shape)
 
     def build(self, input_shape, num_outputs):
-        return Averaged(self.model.build(input_shape, num_outputs), self.decay)
+        return Averaged(self.model.build_for(input_shape, num_outputs), self.decay)
 
 
 class Averaged(nn.Module):

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import get_annotations
+from inspect import get_annotations, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -262,6 +262,12 @@ class Model(Plugin):
             The outputs on the CPU; None, the default, if the network computes them from the inputs.
         """
         return None
+
+    def build_for(self, input_shape: tuple[int, ...], num_outputs: int, member: int = 0) -> nn.Module:
+        """Build the network of a member: `build`, with the member's index if it names that. For wrappers of models."""
+        if "member" in signature(self.build).parameters:
+            return self.build(input_shape, num_outputs, member=member)  # type: ignore[call-arg]  # authors may name it
+        return self.build(input_shape, num_outputs)
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:

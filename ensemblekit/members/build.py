@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -119,9 +118,7 @@ def _built(model: Model, input_shape: tuple[int, ...], num_outputs: int, member:
     if family is not None:
         assert isinstance(model, Family)
         return model.build_family(input_shape, num_outputs, family)
-    if "member" in signature(model.build).parameters:
-        return model.build(input_shape, num_outputs, member=member)  # type: ignore[call-arg]  # authors may name it
-    return model.build(input_shape, num_outputs)
+    return model.build_for(input_shape, num_outputs, member)
 
 
 def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
