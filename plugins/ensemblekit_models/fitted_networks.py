@@ -40,7 +40,7 @@ def transformed(probabilities: Tensor) -> Tensor:
 
 
 class FittedNetwork(nn.Module):
-    """A fitted estimator, (B, …) → (B, num_outputs): zeros before it is fitted."""
+    """A fitted estimator, (B, …) → (B, num_outputs); before it is fitted, all outputs are equal."""
 
     softmax: Tensor
     smoothing: Tensor

@@ -65,7 +65,7 @@ class Sklearn(Model):
         if "tree" in self.estimator or self.estimator in ("random_forest", "gradient_boosting"):
             return {"vmap": "trees of different members have different numbers of nodes"}
         if self.estimator == "nearest_neighbors":
-            return {"vmap": "vmap has no batching rule for distances"}
+            return {"vmap": "members may keep different numbers of samples"}
         return {}
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
@@ -107,7 +107,10 @@ class Sklearn(Model):
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         kind = self.estimator_kind
         own = {name: self.parameters.get(name, default) for name, default in kind.network_parameters.items()}
-        return kind.network(prod(input_shape), num_outputs, **own)
+        network = kind.network(prod(input_shape), num_outputs, **own)
+        if self.softmax:  # the uniform distribution: zeros are no probabilities
+            network.store({"smoothing": torch.tensor(1.0)})
+        return network
 
     def fit(
         self, network: nn.Module, inputs: Tensor, targets: Tensor, weights: Tensor | None, loss: Loss, seed: int

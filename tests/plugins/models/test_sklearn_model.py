@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 import numpy as np
@@ -247,6 +248,18 @@ def test_a_fitted_network_is_restored_from_a_file_of_its_buffers(name):
     for buffer_name, value in saved.items():
         setattr(fresh, buffer_name, value)
     torch.testing.assert_close(fresh(data[0]), network(data[0]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_predictions_do_not_need_scikit_learn(name, monkeypatch):
+    data, loss = (digits(), CrossEntropy()) if KINDS[name].classifier else (diabetes(), MSE())
+    network, _ = fitted(name, (data[0][:100], data[1][:100]), loss)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "sklearn"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    table = {"name": "sklearn", "estimator": name, "parameters": SMALL[name]}
+    fresh = ek.build_model(table, tuple(data[0].shape[1:]), network.num_outputs)
+    fresh.store(network.state_dict())
+    torch.testing.assert_close(fresh(data[0][:9]), network(data[0][:9]), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", KINDS)
