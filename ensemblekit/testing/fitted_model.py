@@ -62,6 +62,13 @@ class FittedModelContract(ModelContract):
         loss = NLL() if gives_probabilities else spec.loss
         return replace(spec, model=network, loss=loss, groups=(Group(1, self.plugin), Group(1, network)))
 
+    @cached_property
+    def takes_margins(self) -> bool:
+        """Whether the model accepts a loss of two classes and one output."""
+        changes = {"data.shape": list(self.shapes[0]), "data.num_classes": 2}
+        spec = replace(toy_spec(toy_registry(self.plugin), changes), model=self.plugin, loss=Exponential())
+        return not spec_problems(self.plugin, spec)
+
     def problems(self, shape: Shape) -> list[Problem]:
         """The problems that the model reports for inputs of a shape, for classes if it takes these."""
         return spec_problems(self.plugin, self._spec(shape, self.is_regression))
@@ -88,7 +95,8 @@ class FittedModelContract(ModelContract):
 
     def _build_anew(self, member: int, shape: Shape, num_outputs: int) -> nn.Module:
         network = self.unfitted(shape, num_outputs, member)
-        self.fit(network, shape, num_outputs, member, None)
+        if num_outputs > 1 or self.is_regression or self.takes_margins:
+            self.fit(network, shape, num_outputs, member, None)
         return network.train()
 
     @check("fitting changes its outputs", needs=[ModelContract.known_modes, ModelContract.some_shape])

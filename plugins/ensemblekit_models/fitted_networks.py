@@ -8,7 +8,7 @@ can keep them, and those that have float64 compute in it, as scikit-learn does.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +30,18 @@ def precise(stored: Tensor) -> Tensor:
     return stored[0].to(dtype) + stored[1].to(dtype)
 
 
-def transformed(probabilities: Tensor) -> Tensor:
-    """Apply the functions (4, …) of which a loss's `from_probabilities` is a multiple: p, log p, logit p, probit p.
+def _inner(probabilities: Tensor) -> Tensor:
+    """Move probabilities of 0 and 1 a little inside, as losses do: their outputs are finite."""
+    return probabilities.clamp(LIMITS.tiny, 1 - LIMITS.eps)
 
-    All are finite, as those of the losses are.
-    """
-    inner = probabilities.clamp(LIMITS.tiny, 1 - LIMITS.eps)
-    return torch.stack([probabilities, inner.log(), inner.logit(), torch.special.ndtri(inner)])
+
+LINKS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda probabilities: probabilities,
+    lambda probabilities: _inner(probabilities).log(),
+    lambda probabilities: _inner(probabilities).logit(),
+    lambda probabilities: torch.special.ndtri(_inner(probabilities)),
+)
+"""Functions of which a loss's `from_probabilities` is a multiple: p, log p, logit p, probit p."""
 
 
 class FittedNetwork(nn.Module):
@@ -51,7 +56,8 @@ class FittedNetwork(nn.Module):
         self.num_outputs = num_outputs
         self.register_buffer("softmax", torch.tensor(False))
         self.register_buffer("smoothing", torch.tensor(0.0))
-        self.register_buffer("link", torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        # its length is the number of the function in LINKS, its values are the factor
+        self.register_buffer("link", torch.ones(1))
 
     def store(self, learnt: Mapping[str, Tensor]) -> None:
         """Replace buffers, whatever the shapes of the new ones."""
@@ -73,8 +79,7 @@ class FittedNetwork(nn.Module):
         values = (1 - self.smoothing) * values + self.smoothing / values.shape[-1]
         # a loss with one output learns from it the probability of the second class
         values = values[:, values.shape[-1] - self.num_outputs :]
-        factors = self.link.to(values.dtype).view(-1, 1, 1)
-        return (factors * transformed(values)).sum(dim=0).to(inputs.dtype)
+        return (self.link[0] * LINKS[len(self.link) - 1](values)).to(inputs.dtype)
 
 
 class FittedLinear(FittedNetwork):

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ensemblekit import DataError, Model, PluginError, Problem, did_you_mean
-from ensemblekit_models.fitted_networks import FittedNetwork, transformed
+from ensemblekit_models.fitted_networks import LINKS, FittedNetwork
 from ensemblekit_models.sklearn_estimators import (
     EXCLUDED,
     KINDS,
@@ -68,18 +68,15 @@ class Sklearn(Model):
             return {"vmap": "members may keep different numbers of samples"}
         return {}
 
-    def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        task = spec.data.known_task
-        kind = self.estimator_kind
-        yield from self._parameter_problems(task != "regression" if kind.classifier and kind.regressor else None)
-
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         is_regression = info.task == "regression"
         if not self.estimator_kind.location(not is_regression):
             predicts, others = ("classes", "ridge") if is_regression else ("values", "logistic_regression")
             what = f'"{self.estimator}" predicts {predicts}, but the task of "{spec.data.name}" is {info.task}'
             yield Problem("estimator", what, f'use "{others}" or "random_forest"')
-        elif is_regression and info.num_outputs > 1 and not self.estimator_kind.several_values:
+            return
+        yield from self._parameter_problems(not is_regression)
+        if is_regression and info.num_outputs > 1 and not self.estimator_kind.several_values:
             what = f'"{self.estimator}" predicts one value, but "{spec.data.name}" has {info.num_outputs}'
             yield Problem("estimator", what, 'use "random_forest" or "ridge"')
         elif (outputs := spec.loss.num_outputs(info)) != info.num_outputs and spec.loss.takes != "margins":
@@ -90,10 +87,9 @@ class Sklearn(Model):
         if sum(model.key == self.key for model in spec.member_models) > 1 and not self.estimator_kind.differs_by_seed:
             yield f'members with the estimator "{self.estimator}" hardly differ unless a method weights their samples'
 
-    def _parameter_problems(self, for_classes: bool | None) -> Iterable[Problem]:
+    def _parameter_problems(self, for_classes: bool) -> Iterable[Problem]:
         """Yield what scikit-learn would not accept."""
         kind = self.estimator_kind
-        for_classes = bool(kind.classifier) if for_classes is None else for_classes
         allowed = kind.parameter_names(for_classes)
         known = {name: value for name, value in self.parameters.items() if name in allowed}
         for name in self.parameters.keys() - known.keys():
@@ -172,18 +168,18 @@ def _first_line(error: Exception) -> str:
 
 
 def _link(loss: Loss) -> Tensor:
-    """Find the factors (4,) of p, log p, logit p and probit p with which a loss turns probabilities into outputs.
+    """Find the function of `LINKS`, and the factor, with which a loss turns probabilities into outputs.
 
     A network cannot keep the loss itself: it is saved as tensors alone.
     """
     second = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
     probabilities = torch.stack([1 - second, second], dim=-1)
     outputs = loss.from_probabilities(probabilities)
-    functions = transformed(probabilities[:, 2 - outputs.shape[-1] :])
-    for index, function in enumerate(functions):
-        factor = float((outputs * function).sum() / function.square().sum())
-        if torch.allclose(factor * function, outputs):
-            return torch.eye(len(functions))[index] * factor
+    for number, function in enumerate(LINKS, start=1):
+        values = function(probabilities[:, 2 - outputs.shape[-1] :])
+        factor = float((outputs * values).sum() / values.square().sum())
+        if torch.allclose(factor * values, outputs):
+            return torch.full((number,), factor)
     what = f'"{loss.name}" turns probabilities into outputs in a way that the model "sklearn" does not know'
     fix = "let from_probabilities() return a multiple of p, log p, logit p or probit p, or use another loss"
     raise PluginError(what, "from_probabilities", fix, plugin=loss.name)

@@ -320,6 +320,7 @@ def test_wrong_parameters_are_problems_of_the_spec(data, model, message):
 
 
 def test_right_parameters_are_accepted():
+    spec("diabetes", estimator="decision_tree", parameters={"criterion": "absolute_error"})
     spec(estimator="gradient_boosting", parameters={"learning_rate": 0.2, "max_depth": 2, "max_features": "sqrt"})
     spec("diabetes", estimator="gradient_boosting", parameters={"loss": "huber"})
     spec("diabetes", estimator="ridge")
