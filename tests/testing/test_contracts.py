@@ -42,9 +42,10 @@ OTHER_PARAMETERS = {
     "binary_resnet": [{"width": 4, "blocks": 2, "stochastic": False}],
     # the default has eleven million weights; this one has few layers
     "torchvision": [{"arch": "squeezenet1_1"}],
+    "sklearn": [{"estimator": "gaussian_nb"}],
 }
 INSTEAD_OF_DEFAULTS = {"snapshot", "torchvision"}
-NEED_FILES = {"given", "image_folder", "table"}
+NEED_FILES = {"given", "image_folder", "table", "frozen", "predictions"}
 WHOLE_CONTRACT = {check.name for check in DatasetContract(GoodData()).select(PluginContract, DatasetContract)}
 """The checks of a data set whose files are present."""
 
