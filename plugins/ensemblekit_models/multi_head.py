@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from inspect import signature
+from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import nn
 
-from ensemblekit import Family, Model
+from ensemblekit import Family, Model, Problem
 from ensemblekit_models.member_layers import MemberLinear
 from ensemblekit_models.softmax import SOFTMAX, with_softmax
+
+if TYPE_CHECKING:
+    from ensemblekit import Spec
 
 
 class MultiHead(Family):
@@ -22,20 +27,24 @@ class MultiHead(Family):
     features: int = Field(64, ge=1, description="number of outputs of the trunk")
     softmax: bool = SOFTMAX
 
-    @field_validator("model")
-    @classmethod
-    def _is_a_trunk(cls, model: Model) -> Model:
-        if isinstance(model, Family):
-            raise ValueError(f'"{model.name}" is a family itself; choose a model that builds one network')
-        if model.fitted:
-            raise ValueError(f'"{model.name}" is fitted and does not learn by gradients; choose another model')
-        if "member" in signature(model.build).parameters:
-            raise ValueError(f'"{model.name}" builds a network for each member, but the trunk is one for all of them')
-        if model.gives_probabilities():
-            raise ValueError(
-                f'"{model.name}" ends with a softmax; leave it out, and set softmax of "multi_head" instead'
-            )
-        return model
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        yield from super().check_spec(spec)
+        reason = self._no_trunk()
+        if reason is not None:
+            yield Problem("model", f'"{self.model.name}" {reason[0]}', reason[1])
+
+    def _no_trunk(self) -> tuple[str, str] | None:
+        """Return why the model cannot be the trunk and what to do about it; None if it can."""
+        other = "use a model that builds one network and learns by gradients"
+        if isinstance(self.model, Family):
+            return "is a family, which has several members itself", other
+        if self.model.fitted:
+            return "is fitted to the data, but a trunk learns together with the heads", other
+        if "member" in signature(self.model.build).parameters:
+            return "builds another network for each member, but all of them share the trunk", other
+        if self.model.gives_probabilities():
+            return "ends with a softmax, but the heads need raw features", f"set softmax of {self.name} instead"
+        return None
 
     def gives_probabilities(self) -> bool:
         return self.softmax

@@ -58,12 +58,29 @@ def test_softmax_gives_probabilities_of_each_member():
     torch.testing.assert_close(outputs.sum(dim=-1), torch.ones(MEMBERS, 6))
 
 
+class Fitted(MLP):
+    fitted = True
+
+
+class ForOneMember(MLP):
+    def build(self, input_shape, num_outputs, member):
+        return super().build(input_shape, num_outputs)
+
+
 @pytest.mark.parametrize(
-    ("trunk", "reason"), [(TabM(hidden=(4,)), "is a family itself"), (MLP(softmax=True), "ends with a softmax")]
+    ("trunk", "reason"),
+    [
+        (TabM(hidden=(4,)), '"tab_m" is a family'),
+        (MLP(softmax=True), "ends with a softmax"),
+        (Fitted(), "is fitted to the data"),
+        (ForOneMember(), "another network for each member"),
+    ],
 )
 def test_a_model_that_is_no_trunk_is_refused_with_the_reason(trunk, reason):
-    with pytest.raises(ValueError, match=reason):
-        MultiHead(model=trunk)
+    spec = ek.load_spec({"data": {"name": "digits"}, "model": {"name": "mlp"}})
+    assert list(MultiHead(model=MLP()).check_spec(spec)) == []
+    (problem,) = MultiHead(model=trunk).check_spec(spec)
+    assert (problem.path, reason in problem.what, bool(problem.fix)) == ("model", True, True)
 
 
 @pytest.mark.contract
