@@ -209,7 +209,7 @@ class StackedEngine(Engine):
             if not optimizer.elementwise:
                 name = optimizer.name
                 return f'the optimizer "{name}" is not known to be element-wise, so it needs every parameter by itself'
-            if reason := member.model.unsupported().get("vmap"):
+            if not _is_alone(member) and (reason := member.model.unsupported().get("vmap")):
                 return f'model "{member.model.name}": {reason}'
         return None
 

@@ -193,13 +193,14 @@ class GrowingMembers:
 
     def _state(self, network: nn.Module, plan: NetworkPlan) -> MemberState:
         group = plan.group
-        if group.model.key not in self._uses_global_rng:
-            self._uses_global_rng[group.model.key] = uses_global_rng(network, self.info.input_shape)
+        key, can_run = group.model.key, not group.model.knows_outputs
+        if key not in self._uses_global_rng:
+            self._uses_global_rng[key] = can_run and uses_global_rng(network, self.info.input_shape)
         state = MemberState(
             network.to(self.device),
             group.model,
             plan.index,
-            uses_global_rng=self._uses_global_rng[group.model.key],
+            uses_global_rng=self._uses_global_rng[key],
             size=plan.members,
             auxiliary=group.name if group.role == "auxiliary" else "",
             optimizer=group.optimizer,

@@ -33,13 +33,6 @@ LEFT_OUT = {
 """Checks of models that learn by gradients; the contract of fitted models has its own instead."""
 
 
-def model_contract(plugin: Model) -> PluginContract[Model]:
-    """The contract of a model, by how it comes to its outputs."""
-    if type(plugin).known_outputs is not Model.known_outputs:
-        return KnownOutputsContract(plugin)
-    return FittedModelContract(plugin) if plugin.fitted else ModelContract(plugin)
-
-
 class FittedModelContract(ModelContract):
     """The checks of a model with `fit`: those of every network, on members that were fitted to random samples."""
 
@@ -171,7 +164,7 @@ class KnownOutputsContract(PluginContract[Model]):
     def known_outputs(self) -> None:
         """Outputs (N, C) by the indices of the samples, in their order, finite and on the CPU."""
         for split in ("train", "test"):
-            outputs = self.plugin.known_outputs(split, KNOWN)
+            outputs = self.plugin.known_outputs(split, KNOWN, CrossEntropy())
             if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(KNOWN):
                 expected = f"a tensor ({len(KNOWN)}, num_outputs) for {len(KNOWN)} {split} samples"
                 raise self.violation(expected, describe(outputs), "known_outputs")
@@ -181,7 +174,7 @@ class KnownOutputsContract(PluginContract[Model]):
                 raise self.violation("the same outputs of a sample in any order", wrong, "known_outputs")
 
     def _of_flipped(self, split: str) -> Tensor:
-        outputs = self.plugin.known_outputs(split, KNOWN.flip(0))
+        outputs = self.plugin.known_outputs(split, KNOWN.flip(0), CrossEntropy())
         assert outputs is not None
         return outputs.flip(0)
 

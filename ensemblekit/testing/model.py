@@ -6,7 +6,8 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,9 @@ class ModelContract(PluginContract[Model]):
     """The checks of a model."""
 
     kind = "model"
+    builder: ClassVar[str] = "build"
+    """The method that builds networks."""
+    builder_arguments: ClassVar[tuple[str, ...]] = ("input_shape", "num_outputs")
 
     def __init__(self, plugin: Model) -> None:
         super().__init__(plugin)
@@ -88,6 +92,14 @@ class ModelContract(PluginContract[Model]):
     def _build_anew(self, member: int, shape: Shape, num_outputs: int) -> nn.Module:
         return build_member(self.plugin, shape, num_outputs, seed=0, member=member).train()
 
+    def output_shape(self, batch: int, num_outputs: int) -> Shape:
+        """The shape of a network's outputs for a batch."""
+        return (batch, num_outputs)
+
+    def construction(self, shape: Shape) -> partial[nn.Module]:
+        """The plain call that builds a network."""
+        return partial(self.plugin.build, shape, OUTPUTS[-1])
+
     def inputs(self, batch: int = BATCH, shape: Shape | None = None) -> Tensor:
         """Random inputs (B, *shape) in [0, 1), float32."""
         return torch.rand(batch, *(shape or self.shapes[0]), generator=generator(0, "contract", "inputs"))
@@ -124,31 +136,34 @@ class ModelContract(PluginContract[Model]):
 
     def _review(self, shape: Shape, error: Exception) -> ContractError:
         """Find out why the network for an accepted shape could not be built or run."""
-        if not accepts(self.plugin.build, shape, OUTPUTS[-1]):
-            got = f"build{inspect.signature(self.plugin.build)}"
-            fix = "take these two arguments, and no others without a default"
-            return self.violation("build(input_shape, num_outputs)", got, "build", fix)
+        construct, name = self.construction(shape), self.builder
+        if not accepts(construct.func, *construct.args):
+            got = f"{name}{inspect.signature(construct.func)}"
+            number = {2: "two", 3: "three"}[len(construct.args)]
+            fix = f"take these {number} arguments, and no others without a default"
+            return self.violation(f"{name}({', '.join(self.builder_arguments)})", got, name, fix)
         try:
-            network: object = self.plugin.build(shape, OUTPUTS[-1])
+            network: object = construct()
             if not isinstance(network, nn.Module):
                 got = describe(network)
-                return self.violation("a torch.nn.Module from build()", got, "build", "end build() with return …")
+                return self.violation(f"a torch.nn.Module from {name}()", got, name, f"end {name}() with return …")
             outputs = network(self.inputs(shape=shape))
         except Exception:  # the same error on the CPU: the meta device is not the cause
             return self._failure(shape, error)
         if not isinstance(outputs, Tensor):
+            dimensions = ", ".join(("num_members", "B", "num_outputs")[-len(self.output_shape(1, 1)) :])
             expected, fix = (
-                "a single tensor (B, num_outputs) from forward()",
+                f"a single tensor ({dimensions}) from forward()",
                 "end forward() with return … of one tensor",
             )
-            return self.violation(expected, describe(outputs), "build", fix)
-        if tuple(outputs.shape) != (BATCH, OUTPUTS[-1]):
+            return self.violation(expected, describe(outputs), name, fix)
+        if tuple(outputs.shape) != self.output_shape(BATCH, OUTPUTS[-1]):
             return self._failure(shape, error)
         return ContractError(
             "a network that also runs on the meta device, where tensors have a shape but no values; every new network "
             "is tried there",
             _cause(error),
-            last_plugin_line(error, self.plugin_class) or location(self.plugin_class, "build"),
+            last_plugin_line(error, self.plugin_class) or location(self.plugin_class, name),
             "keep constant tensors with register_buffer(), create tensors on the device of the inputs, and read no "
             'value back, as .item() does; or declare it: unsupported() returns {"meta": "the reason"}',
         )
@@ -160,23 +175,22 @@ class ModelContract(PluginContract[Model]):
         if any(self.works(other) for other in (*SHAPES, *LARGE_SHAPES)):
             expected = f"{expected}, or a Problem from check_spec() that says why not"
             fix = f"yield Problem(…) in check_spec(spec) if spec.data.info.input_shape is like {shape}"
-        where = last_plugin_line(error, self.plugin_class) or location(self.plugin_class, "build")
+        where = last_plugin_line(error, self.plugin_class) or location(self.plugin_class, self.builder)
         return ContractError(expected, _cause(error), where, fix)
 
     @check("outputs have the right shape and are finite", needs=[known_modes, some_shape])
     def output_shapes(self) -> None:
-        """(B, *input_shape) → (B, num_outputs) in training and evaluation mode, in the latter also for one sample."""
+        """The shape for a batch in training and evaluation mode, in the latter also for one sample."""
         smallest, *larger = self.shapes
         for shape, size in [*((smallest, size) for size in OUTPUTS), *((shape, OUTPUTS[-1]) for shape in larger)]:
             network = self.build(shape=shape, num_outputs=size)
             for training, batch in ((True, BATCH), (False, BATCH), (False, 1)):
                 with torch.no_grad():
                     outputs = network.train(training)(self.inputs(batch, shape))
-                if describe(outputs) != describe(torch.empty(batch, size)):
+                right = describe(torch.empty(self.output_shape(batch, size)))
+                if describe(outputs) != right:
                     mode = "training" if training else "evaluation"
-                    expected = (
-                        f"{describe(torch.empty(batch, size))} for {batch} inputs of shape {shape} in {mode} mode"
-                    )
+                    expected = f"{right} for {batch} inputs of shape {shape} in {mode} mode"
                     raise self.violation(expected, describe(outputs), "build")
                 if not bool(outputs.isfinite().all()):
                     got = f"{int((~outputs.isfinite()).sum())} outputs that are not finite"
@@ -259,7 +273,7 @@ class ModelContract(PluginContract[Model]):
             network(self.inputs())  # so that running statistics differ from their initial values
             network.eval()
             together = network(self.inputs())
-            single = torch.cat([network(sample) for sample in self.inputs().split(1)])
+            single = torch.cat([network(sample) for sample in self.inputs().split(1)], dim=-2)
         if wrong := mismatch(single, together, ROUGH):
             fix = "normalise over the batch only if self.training, as nn.BatchNorm does"
             raise self.violation("the same outputs for single samples as for the whole batch", wrong, "build", fix)

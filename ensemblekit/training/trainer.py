@@ -412,7 +412,7 @@ class Trainer:
         if SAMPLE_WEIGHTS in checkpoint.tensors:
             self.weights, self.weights_were_set = checkpoint.tensors[SAMPLE_WEIGHTS].to(self.device), True
         splits = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
-        look_up_outputs(self.members.states, splits)
+        look_up_outputs(self.members.states, splits, self.spec.loss)
         self.evaluator.forget()
         self.selection.restore(checkpoint.state)
 

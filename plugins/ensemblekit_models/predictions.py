@@ -38,13 +38,11 @@ class Predictions(Model):
     softmax: bool = Field(False, description='outputs are probabilities, as the loss "nll" takes them')
 
     _arrays: dict[str, Tensor] | None = PrivateAttr(None)
-    _loss: Loss | None = PrivateAttr(None)
 
     def gives_probabilities(self) -> bool:
         return self.softmax
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        self._loss = spec.loss
         try:
             arrays = self._read()
         except EnsemblekitError as error:
@@ -58,7 +56,35 @@ class Predictions(Model):
                     yield Problem("content", what, 'give numbers of at least 0 that sum to 1, or set "outputs"')
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
-        self._loss = spec.loss
+        if self.content == "probabilities" and info.task == "regression":
+            what = f'the task of "{spec.data.name}" is regression, which has no class probabilities'
+            yield Problem("content", what, 'set it to "outputs"')
+            return
+        try:
+            got = self._read()["train"].shape[1]
+        except EnsemblekitError:  # check_spec has said so
+            return
+        expected = info.num_outputs if self.content == "probabilities" else spec.loss.num_outputs(info)
+        if got != expected:
+            what = f"expected {expected} {self.content} for each sample, got {got} ({self.path.absolute()})"
+            yield Problem("path", what, f'use predictions of "{spec.data.name}" for the loss "{spec.loss.name}"')
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        return NoNetwork(num_outputs, str(self.path.absolute()))
+
+    def known_outputs(self, split: str, indices: Tensor, loss: Loss) -> Tensor:
+        arrays = self._read()
+        except EnsemblekitError as error:
+            yield Problem("path", f"{error.what} ({error.where})", error.fix)
+            return
+        if self.content == "probabilities":
+            for name, array in arrays.items():
+                known = array[~array.isnan().any(dim=1)]
+                if bool((known < 0).any()) or bool(((known.sum(dim=1) - 1).abs() > SUM_TOLERANCE).any()):
+                    what = f'array "{name}" of {self.path.absolute()} has rows that are not probabilities'
+                    yield Problem("content", what, 'give numbers of at least 0 that sum to 1, or set "outputs"')
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if self.content == "probabilities" and info.task == "regression":
             what = f'the task of "{spec.data.name}" is regression, which has no class probabilities'
             yield Problem("content", what, 'set it to "outputs"')
@@ -89,14 +115,9 @@ class Predictions(Model):
             what = f"expected predictions of {len(indices):,} {split} samples, got none of {int(is_missing.sum()):,}"
             what = f"{what}, the first with index {int(indices[is_missing][0])}"
             raise DataError(what, where, f"add rows: the array has {len(array):,}", path=str(self.path.absolute()))
-        return rows if self.content == "outputs" else self._from_probabilities(rows, loss or self._loss)
-
-    def _from_probabilities(self, probabilities: Tensor, loss: Loss | None) -> Tensor:
-        if loss is None:
-            what = "the loss that decides the outputs for these probabilities is not known"
-            raise UsageError(what, f'model "{self.name}"', "use it in a spec")
-        smoothed = (1 - self.smoothing) * probabilities + self.smoothing / probabilities.shape[1]
-        return loss.from_probabilities(smoothed)
+        if self.content == "outputs":
+            return rows
+        return loss.from_probabilities((1 - self.smoothing) * rows + self.smoothing / rows.shape[1])
 
     def _read(self) -> dict[str, Tensor]:
         """Read the file, once."""

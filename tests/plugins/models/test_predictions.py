@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import ensemblekit as ek
 from ensemblekit.core.errors import SpecError
-from ensemblekit.core.losses import CrossEntropy, Exponential
+from ensemblekit.core.losses import NLL, CrossEntropy, Exponential
 
 FORMATS = (".safetensors", ".npz", ".csv")
 NUM_DIGITS = 1797
@@ -57,7 +57,7 @@ def test_every_format_gives_the_outputs_of_the_samples(tmp_path, ending):
     model = Predictions(path=write(tmp_path / f"file{ending}", expected))
     for split, array in expected.items():
         indices = torch.tensor([29, 0, 7])
-        outputs = model.known_outputs(split, indices)
+        outputs = model.known_outputs(split, indices, CrossEntropy())
         assert outputs.dtype == torch.float32
         torch.testing.assert_close(outputs, array[indices], rtol=0, atol=0)
 
@@ -66,7 +66,9 @@ def test_held_out_validation_samples_have_the_indices_of_the_training_data(tmp_p
     given = arrays()
     del given["validation"]
     model = Predictions(path=write(tmp_path / "file.npz", given))
-    torch.testing.assert_close(model.known_outputs("validation", torch.tensor([3])), given["train"][3:4])
+    torch.testing.assert_close(
+        model.known_outputs("validation", torch.tensor([3]), CrossEntropy()), given["train"][3:4]
+    )
 
 
 def test_probabilities_become_outputs_of_the_loss_of_the_spec(tmp_path):
@@ -74,10 +76,10 @@ def test_probabilities_become_outputs_of_the_loss_of_the_spec(tmp_path):
     given["test"][0] = torch.eye(10)[0]
     path = write(tmp_path / "file.npz", given)
     model = spec(path, content="probabilities", smoothing=0.01).model
-    outputs = model.known_outputs("test", torch.arange(30))
+    outputs = model.known_outputs("test", torch.arange(30), CrossEntropy())
     torch.testing.assert_close(outputs.softmax(dim=1), 0.99 * given["test"] + 0.001)
     nll = spec(path, content="probabilities", smoothing=0.01, softmax=True, loss="nll").model
-    torch.testing.assert_close(nll.known_outputs("test", torch.arange(30)), 0.99 * given["test"] + 0.001)
+    torch.testing.assert_close(nll.known_outputs("test", torch.arange(30), NLL()), 0.99 * given["test"] + 0.001)
 
 
 def test_probabilities_of_two_classes_become_the_output_of_a_margin_loss(tmp_path):
@@ -85,8 +87,6 @@ def test_probabilities_of_two_classes_become_the_output_of_a_margin_loss(tmp_pat
     model = Predictions(path=write(tmp_path / "file.npz", given), content="probabilities", smoothing=0)
     outputs = model.known_outputs("test", torch.arange(30), Exponential())
     torch.testing.assert_close(Exponential().probabilities(outputs), given["test"])
-    with pytest.raises(ek.UsageError, match="loss"):
-        model.known_outputs("test", torch.arange(30))
 
 
 def test_unknown_samples_are_counted_and_named(tmp_path):
@@ -95,7 +95,7 @@ def test_unknown_samples_are_counted_and_named(tmp_path):
     path = write(tmp_path / "file.npz", given)
     model = Predictions(path=path)
     with pytest.raises(ek.DataError, match="got none of 3, the first with index 5") as raised:
-        model.known_outputs("train", torch.tensor([0, 5, 30, 99]))
+        model.known_outputs("train", torch.tensor([0, 5, 30, 99]), CrossEntropy())
     assert str(path) in raised.value.line
     assert "the array has 30" in raised.value.line
 
@@ -104,9 +104,9 @@ def test_rows_of_a_csv_file_may_have_any_order_and_gaps(tmp_path):
     path = tmp_path / "file.csv"
     path.write_text("split,index,a,b\ntest,1,3,4\ntrain,2,1,2\n\ntest,0,5,6\ntrain,0,7,8\n")
     model = Predictions(path=path)
-    assert model.known_outputs("test", torch.tensor([0, 1])).tolist() == [[5, 6], [3, 4]]
+    assert model.known_outputs("test", torch.tensor([0, 1]), CrossEntropy()).tolist() == [[5, 6], [3, 4]]
     with pytest.raises(ek.DataError, match="the first with index 1"):
-        model.known_outputs("train", torch.tensor([0, 1, 2]))
+        model.known_outputs("train", torch.tensor([0, 1, 2]), CrossEntropy())
 
 
 def test_there_is_no_network_but_its_shape_is_known():
@@ -188,6 +188,6 @@ def test_predictions_of_a_run_are_the_outputs_that_it_has_kept(tmp_path):
     whole = torch.full((NUM_DIGITS, 10), torch.nan)
     whole[kept.index] = kept.outputs[0]
     model = spec(write(tmp_path / "file.npz", {"train": whole, "test": whole})).model
-    torch.testing.assert_close(model.known_outputs("test", kept.index), kept.outputs[0])
-    loss = CrossEntropy()(model.known_outputs("test", kept.index), kept.targets)
+    torch.testing.assert_close(model.known_outputs("test", kept.index, CrossEntropy()), kept.outputs[0])
+    loss = CrossEntropy()(model.known_outputs("test", kept.index, CrossEntropy()), kept.targets)
     torch.testing.assert_close(loss, CrossEntropy()(kept.outputs[0], kept.targets))
