@@ -107,12 +107,13 @@ def build_member(
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         # Not torch.manual_seed: it seeds the generators of all devices, and nothing would restore those.
         torch.default_generator.manual_seed(derive_seed(seed, "member", member))
+        is_family = isinstance(model, Family)
         if isinstance(model, Family):
-            network, shape = model.build_family(input_shape, num_outputs, num_members), (num_members, 2)
+            network = model.build_family(input_shape, num_outputs, num_members)
         else:
-            network, shape = model.build_for(input_shape, num_outputs, member), (2,)
+            network = model.build_for(input_shape, num_outputs, member)
         width = num_outputs + sum(model.extra_outputs(input_shape).values())
-        _check_outputs(model, network, input_shape, (*shape, width))
+        _check_outputs(model, network, input_shape, (num_members, 2, width) if is_family else (2, width))
     return make_reproducible(network, seed, member)
 
 

@@ -74,36 +74,6 @@ class Predictions(Model):
 
     def known_outputs(self, split: str, indices: Tensor, loss: Loss) -> Tensor:
         arrays = self._read()
-        except EnsemblekitError as error:
-            yield Problem("path", f"{error.what} ({error.where})", error.fix)
-            return
-        if self.content == "probabilities":
-            for name, array in arrays.items():
-                known = array[~array.isnan().any(dim=1)]
-                if bool((known < 0).any()) or bool(((known.sum(dim=1) - 1).abs() > SUM_TOLERANCE).any()):
-                    what = f'array "{name}" of {self.path.absolute()} has rows that are not probabilities'
-                    yield Problem("content", what, 'give numbers of at least 0 that sum to 1, or set "outputs"')
-
-    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
-        if self.content == "probabilities" and info.task == "regression":
-            what = f'the task of "{spec.data.name}" is regression, which has no class probabilities'
-            yield Problem("content", what, 'set it to "outputs"')
-            return
-        try:
-            got = self._read()["train"].shape[1]
-        except EnsemblekitError:  # check_spec has said so
-            return
-        expected = info.num_outputs if self.content == "probabilities" else spec.loss.num_outputs(info)
-        if got != expected:
-            what = f"expected {expected} {self.content} for each sample, got {got} ({self.path.absolute()})"
-            yield Problem("path", what, f'use predictions of "{spec.data.name}" for the loss "{spec.loss.name}"')
-
-    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        return NoNetwork(num_outputs, str(self.path.absolute()))
-
-    def known_outputs(self, split: str, indices: Tensor, loss: Loss | None = None) -> Tensor:
-        """Return the outputs of the samples; `loss` says what outputs mean, by default that of the spec."""
-        arrays = self._read()
         # held-out validation samples keep their indices in the training data
         name = split if split in arrays else "train"
         array, where = arrays[name], f'{self.path.absolute()}, array "{name}"'
