@@ -197,7 +197,7 @@ class Ensemble(nn.Module):
 
         Returns:
             For classification an array (B,) of class names, or a tensor (B,) of class indices if the classes have no
-            names; for regression a tensor (B, C) of values.
+            names; for regression a tensor (B, C) of values: the point predictions that the outputs mean.
 
         Raises:
             DataError: the inputs have another shape, or are not numbers.
@@ -208,7 +208,7 @@ class Ensemble(nn.Module):
             check_finite(outputs, lambda index: f"input {index}")
             combined = self.combine(outputs)
             if self.info.task == "regression":
-                return combined
+                return self.loss.point(combined)
             indices = self.loss.probabilities(combined).argmax(dim=-1)
         return indices if self.classes is None else np.array(self.classes)[indices.cpu().numpy()]
 

@@ -81,7 +81,9 @@ class RunLoader:
         scaling = self._scaling() if kept.targets.is_floating_point() else None
         if scaling is None:
             return kept
-        return KeptOutputs(scaling.restore(kept.outputs), scaling.restore(kept.targets), kept.index)
+        loss = read_spec(self.directory, self.registry).loss
+        outputs = loss.rescale(kept.outputs, scaling.restore)
+        return KeptOutputs(outputs, scaling.restore(kept.targets), kept.index)
 
     def _compute(self, data: Any) -> dict[str, KeptOutputs]:
         """Compute the outputs of a run that has kept none, and keep them if it may and if nobody uses the directory."""
