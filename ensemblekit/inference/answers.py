@@ -73,7 +73,7 @@ def _labels(ensemble: Ensemble, indices: Tensor) -> list[str] | list[int]:
 
 
 def _values(ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_members: bool) -> Columns:
-    """The columns of the answers for point predictions of members (M, B, C) and ensemble (B, C); several are numbered."""
+    """The columns for the values that members (M, B, C) and ensemble (B, C) predict; several values are numbered."""
     deviations = outputs.std(dim=0, correction=0)
     num_values = combined.shape[-1]
     ends = [""] if num_values == 1 else [f"_{index}" for index in range(num_values)]

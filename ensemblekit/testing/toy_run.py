@@ -40,11 +40,12 @@ class ToyData(Dataset):
     shape: tuple[int, ...] = Field((6,), description="shape of an input")
     regression: bool = Field(False, description="predict real values instead of a class")
     num_classes: int = Field(NUM_CLASSES, ge=2, description="number of classes")
+    num_values: int = Field(NUM_VALUES, ge=1, description="number of real values to predict")
 
     @property
     def info(self) -> DataInfo:
         if self.regression:
-            return DataInfo("regression", self.shape, NUM_VALUES)
+            return DataInfo("regression", self.shape, self.num_values)
         return DataInfo("classification", self.shape, self.num_classes)
 
     def load(self, seed: int) -> Splits:

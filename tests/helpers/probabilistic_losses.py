@@ -46,9 +46,7 @@ class Pinball(Loss):
     takes = "values"
     twice_differentiable = False
 
-    quantiles: tuple[float, ...] = Field(
-        (0.5, 0.1, 0.9), description="probabilities of the quantiles, the median first"
-    )
+    quantiles: tuple[float, ...] = Field((0.5, 0.1, 0.9), description="of the quantiles, the median first")
 
     def num_outputs(self, info: DataInfo) -> int:
         return len(self.quantiles) * info.num_outputs

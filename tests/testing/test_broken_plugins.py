@@ -6,15 +6,21 @@ import inspect
 import os
 
 import pytest
-from helpers import broken_hooks, broken_methods, broken_models, broken_others
+from helpers import broken_hooks, broken_methods, broken_models, broken_others, broken_regression_losses
 from helpers.broken_models import ACCEPTED, NOT_BUILT, works
 
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.testing import CheckResult, contract, run_contract
 from ensemblekit.testing.common import PluginContract
 
-FAULTS = [*broken_methods.FAULTS, *broken_hooks.FAULTS, *broken_models.FAULTS, *broken_others.FAULTS]
-GOOD = (*broken_methods.GOOD, broken_models.GoodModel, *broken_others.GOOD)
+FAULTS = [
+    *broken_methods.FAULTS,
+    *broken_hooks.FAULTS,
+    *broken_models.FAULTS,
+    *broken_others.FAULTS,
+    *broken_regression_losses.FAULTS,
+]
+GOOD = (*broken_methods.GOOD, broken_models.GoodModel, *broken_others.GOOD, *broken_regression_losses.GOOD)
 SLOW = {
     broken_methods.RESUMES,
     broken_methods.ENGINES,
