@@ -63,8 +63,7 @@ class MethodContract(HookChecks, ObjectiveChecks):
 
     def _train_steps(self, engine_name: str) -> tuple[Tensor, Tensor] | None:
         """The objectives of some steps and the outputs (M, B, C) after them; None if the engine is not supported."""
-        spec, info = self.spec, self.spec.data.info
-        assert info is not None
+        spec, info = self.spec, self.info
         num_outputs = spec.loss.num_outputs(info)
         networks = build_members(spec.member_models, info.input_shape, num_outputs, seed=0)
         members = [MemberState(network, spec.model, index) for index, network in enumerate(networks)]
@@ -82,8 +81,7 @@ class MethodContract(HookChecks, ObjectiveChecks):
             engine.close()
 
     def _batch(self, step: int) -> Batch:
-        info = self.spec.data.info
-        assert info is not None
+        info = self.info
         random = generator(0, "contract", "batch", step)
         inputs = torch.randn(BATCH_SIZE, *info.input_shape, generator=random)
         if info.task == "regression":

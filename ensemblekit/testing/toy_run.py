@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
-from ensemblekit.core.losses import MSE, NLL, CrossEntropy
+from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
@@ -74,7 +74,7 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for plugin in plugins}
-    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL()):
+    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL(), GaussianHinge()):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(
         PluginInfo(kind, name, f"{cls.__module__}:{cls.__qualname__}", "the contract kit", "", local_class=cls)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, PrivateAttr, field_validator
 from torch import Tensor
 
-from ensemblekit import GrowingEnsemble, Loss, Method, Problem, Spec, hookimpl
+from ensemblekit import DataInfo, GrowingEnsemble, Loss, Method, Problem, Spec, hookimpl
 
 DESCRIPTION = "its description is one sentence"
 PARAMETERS = "every parameter is described"
@@ -94,7 +94,23 @@ class FourOrMore(Good):
             yield Problem("/ensemble.members", "fewer than four members", "use four")
 
 
-GOOD = (Good, ADP, EvenOnly, FourOrMore)
+class ForTwoClasses(Good):
+    """Can be used with losses for two classes only."""
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if spec.loss.takes != "margins":
+            yield Problem("/training.loss", "not a loss of a margin", "use gaussian_hinge")
+
+
+class ForOneValue(Good):
+    """Can be used for one real value only."""
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if (info.task, info.num_outputs) != ("regression", 1):
+            yield Problem("", "not one real value", "use another method")
+
+
+GOOD = (Good, ADP, EvenOnly, FourOrMore, ForTwoClasses, ForOneValue)
 
 
 class Undescribed(Good):
