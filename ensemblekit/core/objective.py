@@ -13,6 +13,7 @@ from torch import Tensor
 from ensemblekit.core.errors import DataError, NumericError, PluginError
 from ensemblekit.core.hooks import RunHooks, describe_value, not_finite, violation
 from ensemblekit.core.losses import Loss
+from ensemblekit.core.misuse import refuses_misuse
 from ensemblekit.core.plugin import Method, Plugin
 from ensemblekit.core.verification import implemented_hooks
 
@@ -85,6 +86,7 @@ class Objective:
         self._check_result("second_inputs", second, tuple(inputs.shape), inputs, arguments)
         return second.detach()
 
+    @refuses_misuse
     def combine(
         self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1, members: Tensor | None = None
     ) -> Tensor:
@@ -104,6 +106,7 @@ class Objective:
         self._check_result("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
         return combined
 
+    @refuses_misuse
     def __call__(
         self,
         outputs: Tensor,
@@ -131,7 +134,6 @@ class Objective:
             fix = "give floating-point member outputs of shape (M, B, C)"
             raise DataError(f"outputs are {describe_value(outputs)}", "the objective", fix)
         num_members, batch = outputs.shape[:2]
-        version = outputs._version
         arguments = self.arguments(outputs, target, members, moment)
         arguments["num_members"] = ensemble_size or num_members
         member_loss = self.hooks.call.member_loss(**arguments)
@@ -151,10 +153,6 @@ class Objective:
             names = ", ".join(f'"{method.name}"' for method in self.methods)
             what = f"nothing can be learned: the losses that {names} returns do not depend on the outputs"
             raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
-        if outputs._version != version:
-            names = ", ".join(f'"{method.name}"' for method in self.methods)
-            what = f"the hooks of {names} change the members' outputs in place, which falsifies their gradients"
-            raise PluginError(what, fix="compute a new tensor: outputs * 2 instead of outputs.mul_(2)")
         return per_sample.mean()
 
     def check_finite(self, outputs: Tensor, target: Tensor) -> None:

@@ -80,6 +80,7 @@ class GrowingMembers:
 
     def keep_copy(self, member: int) -> int:
         """Insert a frozen copy of a member just before it; returns the copy's index."""
+        self._check_index(member)
         original = self.states[member]
         copy = MemberState(deepcopy(original.network), original.model, original.seed_index, True, original.steps)
         self.states.insert(member, copy)
@@ -88,9 +89,21 @@ class GrowingMembers:
 
     def freeze(self, member: int) -> None:
         """Stop training a member."""
+        self._check_index(member)
         self.states[member].frozen = True
         self.states[member].optimizer_state = {}
         self.changed = True
+
+    def _check_index(self, member: int) -> None:
+        if not isinstance(member, int) or not 0 <= member < len(self):
+            what = f"there is no member {member!r}: the ensemble has members 0 to {len(self) - 1}"
+            raise PluginError(what, "epoch_started", "pass an index below len(ensemble)", hook="epoch_started")
+
+    def check_learning(self, epoch: int) -> None:
+        """Raise a `PluginError` if nothing is left to learn."""
+        if all(state.frozen for state in self.states):
+            what = f"every member is frozen at the start of epoch {epoch}, so that nothing is learned"
+            raise PluginError(what, "epoch_started", "leave a member that learns", hook="epoch_started")
 
     def _build(self, index: int) -> MemberState:
         model = self.spec.member_models[index]

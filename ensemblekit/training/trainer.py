@@ -275,6 +275,7 @@ class Trainer:
             self.hooks.call.epoch_started(**arguments)
         else:  # the methods have prepared the epoch before it was interrupted
             self.hooks.call_observers("epoch_started", **arguments)
+        self.members.check_learning(epoch)
         engine = self.current_engine()
         self.evaluator.forget()
         # for networks that use torch's global generator; stochastic layers of this project do not

@@ -250,6 +250,33 @@ class CountsEpochs(Good):
         return base / (1 + self._epochs)
 
 
+class FreezesEveryone(Good):
+    """Leaves no member that learns."""
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        for member in range(len(ensemble)):
+            ensemble.freeze(member)
+
+
+class FreezesTheWrongOne(Good):
+    """Freezes a member that does not exist."""
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        ensemble.freeze(99)
+
+
+class CallsBackward(Good):
+    """Computes gradients itself."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        losses = loss(outputs.requires_grad_(), target)
+        losses.sum().backward()
+        return losses
+
+
 class RefusesEverything(Good):
     """Accepts no spec."""
 
@@ -280,6 +307,9 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (NotReallySeparable, {SEPARABLE}, ("add up to the whole", "NotReallySeparable.separable")),
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
     (CountsEpochs, {RESUMES}, ("resumed after epoch 1 of 2", "CountsEpochs.epoch_started")),
+    (FreezesEveryone, {RESUMES}, ("every member is frozen at the start of epoch 1", "leave a member that learns")),
+    (FreezesTheWrongOne, {RESUMES}, ("there is no member 99", "ensemble.freeze(99)")),
+    (CallsBackward, {FINITE, CORRECT, ONE_MEMBER}, ("calls backward()", "CallsBackward.member_loss")),
     (RefusesEverything, {RESULTS}, ("not today", "tried: 3, 2, 4 members", "RefusesEverything.check_spec")),
     (HasNoOpinion, {RESULTS}, ("an iterable of Problem from check_spec()", "got: None", "HasNoOpinion.check_spec")),
 ]
