@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pluggy
@@ -93,6 +94,12 @@ class RunHooks:
         for implementation in reversed(getattr(self.call, hook).get_hookimpls()):
             if not isinstance(implementation.plugin, Method):
                 implementation.function(*(arguments[name] for name in implementation.argnames))
+
+    def announce(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of the life cycle with copies for each plugin, so that its changes reach nobody else."""
+        for implementation in reversed(getattr(self.call, hook).get_hookimpls()):
+            values = (arguments[name] for name in implementation.argnames)
+            implementation.function(*(deepcopy(value) if isinstance(value, dict | list) else value for value in values))
 
     def is_implemented(self, hook: str) -> bool:
         """Whether a plugin, or the defaults, implement a hook."""

@@ -16,6 +16,7 @@ from ensemblekit.core.plugin import Method, Model, Plugin, Section
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
+from ensemblekit.spec.unavailable import Unavailable
 
 if TYPE_CHECKING:
     from ensemblekit.spec.schema import SchemaBuilder
@@ -33,10 +34,16 @@ class Entry(ABC):
     path: str
     """The dotted path of its key."""
     required: bool = False
+    only_training: bool = False
+    """Whether only training needs it: a run can then be loaded where it cannot be read."""
 
     @abstractmethod
     def read(self, reader: Reader, value: Any) -> Any:
         """Read the value of the key; `MISSING` if there is none. Mistakes are added to the reader's problems."""
+
+    def unavailable(self, value: Any) -> Any:
+        """Return what stands for a value that cannot be read; `write` writes it as it was."""
+        return Unavailable.of(value)
 
     @abstractmethod
     def write(self, value: Any) -> Any:
@@ -163,6 +170,10 @@ class PluginsEntry(Entry):
             reader.problem(self.path, f'"{name}" is listed twice', "list each once")
         return plugins
 
+    def unavailable(self, value: Any) -> tuple[Unavailable, ...]:
+        listed = value if isinstance(value, list | tuple) else [value]
+        return tuple(Unavailable.of(item) for item in listed)
+
     def write(self, value: tuple[Plugin, ...]) -> Any:
         tables = [plugin.to_table() for plugin in value]
         if self.single:
@@ -192,7 +203,8 @@ class PluginsEntry(Entry):
 
     def plugins(self, value: tuple[Plugin, ...]) -> Iterator[tuple[str, Plugin]]:
         for index, plugin in enumerate(value):
-            yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
+            if not isinstance(plugin, Unavailable):
+                yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
 
 
 @dataclass(frozen=True)

@@ -195,12 +195,17 @@ class Trainer:
         finally:
             if self.engine is not None:
                 self.engine.close()
-        self.hooks.call.run_finished(metrics=self.metrics)
+        self.hooks.announce("run_finished", metrics=self.metrics)
         self._announce_end("finished", None)
 
     def _announce_end(self, status: RunStatus, error: BaseException | None) -> None:
-        self.hooks.call.run_ended(
-            status=status, metrics=self.metrics, members=self.member_metrics, seconds=self.clock.seconds, error=error
+        self.hooks.announce(
+            "run_ended",
+            status=status,
+            metrics=self.metrics,
+            members=self.member_metrics,
+            seconds=self.clock.seconds,
+            error=error,
         )
 
     def choose_engine(self) -> dict[str, float]:
@@ -242,7 +247,7 @@ class Trainer:
                 row = self._epoch(epoch)
             is_best = self.selection.is_best(row)
             self.history.append(row)
-            self.hooks.call.epoch_finished(epoch=epoch, num_epochs=num_epochs, metrics=row)
+            self.hooks.announce("epoch_finished", epoch=epoch, num_epochs=num_epochs, metrics=row)
             if text := self.unbounded.notice(row):
                 self.hooks.call.notice(text=text)
             self.saver.save(epoch, is_best)
