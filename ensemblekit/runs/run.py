@@ -179,4 +179,5 @@ def read_spec(directory: RunDirectory, registry: Registry, for_training: bool = 
         for problem in error.problems:
             if problem.code == "unknown_plugin":
                 raise PluginError(problem.what, f"{problem.path} of {directory.path}", problem.fix) from error
-        raise RunError(error.what, error.where, error.fix, path=str(directory.path), details=error.details) from error
+        details = [str(problem) for problem in error.problems] if len(error.problems) > 1 else []
+        raise RunError(error.what, error.where, error.fix, path=str(directory.path), details=details) from error
