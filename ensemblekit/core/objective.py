@@ -102,7 +102,7 @@ class Objective:
             each = [self.combine(one_pass, fitted, members=members) for one_pass in outputs.chunk(passes)]
             return torch.stack(each).mean(dim=0)
         arguments = self._output_arguments(outputs, members) | {"fitted": fitted}
-        combined = self.hooks.call.combine(**arguments)
+        combined = self.hooks.first_result("combine", **arguments)[1]
         self._check_result("combine", combined, tuple(outputs.shape[1:]), outputs, arguments)
         return combined
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ensemblekit.core.composition import PROGRESS, check_composition
 from ensemblekit.core.errors import NumericError, UsageError
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.objective import Moment, Objective
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.loading import Batch, Data
@@ -57,20 +58,40 @@ def _missing_classes_text(missing: list[int], data: Data) -> str:
     return f"no training sample has {classes} of 0 to {data.info.num_outputs - 1}{question}"
 
 
+def check_methods(spec: Spec, objective: Objective, batch: Batch, num_outputs: int) -> None:
+    """Raise a `UsageError` if something that a method says, or the schedule, would be ignored."""
+    if batch.targets.is_meta:
+        return
+    shape = (spec.ensemble.members, len(batch.targets), num_outputs)
+    outputs = torch.rand(shape, generator=generator(0, "check methods")).to(batch.targets.device)
+    check_composition(objective, outputs, batch.targets, spec.training.epochs)
+    num_epochs = spec.training.epochs
+    epochs = [num_epochs * share for share in PROGRESS]
+    if all(spec.schedule.factor(epoch, num_epochs) == 1 for epoch in epochs):
+        return
+    rates = {"base": spec.optimizer.learning_rate, "num_epochs": num_epochs}
+    setting = [objective.hooks.first_result("learning_rate", **rates, epoch=epoch)[0] for epoch in epochs]
+    if all(setting):
+        what = f'the schedule would be ignored: "{setting[0]}" sets the learning rate of every step'
+        raise UsageError(what, "training.schedule", "remove the schedule")
+
+
 def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | None, num_outputs: int) -> None:
     """Raise a `UsageError` if sample weights (B, M) do not change the objective, so that a method has no effect.
 
-    It is tried on random outputs: the derivative of the objective with respect to every weight is zero then.
+    It is tried on random outputs: the derivative of the objective with respect to every weight is zero then, at any
+    moment of training.
     """
     if weights is None or weights.is_meta:
         return
     random = generator(0, "check weights")
     outputs = torch.rand(weights.shape[1], weights.shape[0], num_outputs, generator=random).to(weights.device)
     variable = weights.detach().float().requires_grad_()
-    value = objective(outputs, batch.targets, variable)
-    (gradient,) = torch.autograd.grad(value, variable, allow_unused=True)
-    if gradient is not None and bool((gradient != 0).any()):
-        return
+    for progress in PROGRESS:
+        value = objective(outputs, batch.targets, variable, moment=Moment(progress=progress))
+        (gradient,) = torch.autograd.grad(value, variable, allow_unused=True)
+        if gradient is not None and bool((gradient != 0).any()):
+            return
     names = {hook: _names_of(objective, hook) for hook in ("sample_weights", "member_loss")}
     others = f" with {names['member_loss']}" if names["member_loss"] else ""
     what = f"the sample weights of {names['sample_weights']} have no effect{others}: no member has a loss of its own"

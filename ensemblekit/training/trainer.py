@@ -34,7 +34,13 @@ from ensemblekit.spec.resolution import with_absolute_paths, with_loss_for
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training import finishing
 from ensemblekit.training.busy_machine import BusyMachine
-from ensemblekit.training.checks import check_settings, check_tensors, check_weights_count, settings_notices
+from ensemblekit.training.checks import (
+    check_methods,
+    check_settings,
+    check_tensors,
+    check_weights_count,
+    settings_notices,
+)
 from ensemblekit.training.environment import choose_device, environment, machine_facts
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.interruption import StopRequest
@@ -123,8 +129,9 @@ class Trainer:
         """
         check_data(self.spec, self.data.info)
         check_settings(self.spec, self.data)
-        if self.weights is not None:
-            check_weights_count(self.objective, *self._first_batch(), self.members.num_outputs)
+        batch, weights = self._first_batch()
+        check_methods(self.spec, self.objective, batch, self.members.num_outputs)
+        check_weights_count(self.objective, batch, weights, self.members.num_outputs)
         with self._life_cycle():
             for text in settings_notices(self.spec, self.data):
                 self.hooks.call.notice(text=text)
