@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from pydantic import Field, PrivateAttr, field_validator
@@ -30,6 +30,7 @@ SECOND = "second inputs are computed elementwise"
 LIFE_CYCLE = "life-cycle hooks return values in range"
 ENGINES = "all engines agree"
 RESUMES = "a resumed run is bit-identical"
+STATE = "what it remembers is part of its state"
 
 
 class Good(Method):
@@ -250,6 +251,49 @@ class CountsEpochs(Good):
         return base / (1 + self._epochs)
 
 
+class CountsSilently(Good):
+    """Counts epochs without an effect yet."""
+
+    _epochs: int = PrivateAttr(0)
+
+    @hookimpl
+    def epoch_started(self) -> None:
+        self._epochs += 1
+
+
+class Remembers(CountsEpochs):
+    """Counts epochs, and its state has the count."""
+
+    def state(self) -> Mapping[str, int]:
+        return {"epochs": self._epochs}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._epochs = state["epochs"]
+
+
+class ForgetsAPart(CountsSilently):
+    """Has a state, without all that it counts."""
+
+    _steps: int = PrivateAttr(0)
+
+    @hookimpl
+    def step_finished(self) -> None:
+        self._steps += 1
+
+    def state(self) -> Mapping[str, int]:
+        return {"epochs": self._epochs}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._epochs = state["epochs"]
+
+
+class StateOfObjects(Remembers):
+    """Returns what no checkpoint can hold."""
+
+    def state(self) -> Mapping[str, int]:
+        return {"epochs": {self._epochs}}  # type: ignore[dict-item]
+
+
 class FreezesEveryone(Good):
     """Leaves no member that learns."""
 
@@ -306,9 +350,15 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (FirstSampleOnly, {ORDER}, ("reverse order", "FirstSampleOnly.member_loss")),
     (NotReallySeparable, {SEPARABLE}, ("add up to the whole", "NotReallySeparable.separable")),
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
-    (CountsEpochs, {RESUMES}, ("resumed after epoch 1 of 2", "CountsEpochs.epoch_started")),
-    (FreezesEveryone, {RESUMES}, ("every member is frozen at the start of epoch 1", "leave a member that learns")),
-    (FreezesTheWrongOne, {RESUMES}, ("there is no member 99", "ensemble.freeze(99)")),
+    (CountsSilently, {STATE}, ("another _epochs after a run", "CountsSilently.epoch_started")),
+    (ForgetsAPart, {STATE}, ("another _steps", "ForgetsAPart.load_state")),
+    (CountsEpochs, {RESUMES, STATE}, ("resumed after epoch 1 of 2", "CountsEpochs.epoch_started")),
+    (
+        FreezesEveryone,
+        {RESUMES, STATE},
+        ("every member is frozen at the start of epoch 1", "leave a member that learns"),
+    ),
+    (FreezesTheWrongOne, {RESUMES, STATE}, ("there is no member 99", "ensemble.freeze(99)")),
     (CallsBackward, {FINITE, CORRECT, ONE_MEMBER}, ("calls backward()", "CallsBackward.member_loss")),
     (RefusesEverything, {RESULTS}, ("not today", "tried: 3, 2, 4 members", "RefusesEverything.check_spec")),
     (HasNoOpinion, {RESULTS}, ("an iterable of Problem from check_spec()", "got: None", "HasNoOpinion.check_spec")),
