@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ensemblekit.core.composition import PROGRESS, check_composition
 from ensemblekit.core.errors import NumericError, UsageError
+from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.objective import Moment, Objective
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
@@ -38,6 +39,19 @@ def settings_notices(spec: Spec, data: Data) -> Iterator[str]:
         yield f"training.batch_size is {batch_size}, but there are only {samples} training samples: each step uses all"
     if missing := _missing_classes(data):
         yield _missing_classes_text(missing, data)
+    if method := _sets_every_rate(spec):
+        yield f'training.schedule has no effect: "{method}" sets the learning rate of every step'
+
+
+def _sets_every_rate(spec: Spec) -> str:
+    """Return the method that takes the place of a schedule that would change the learning rate; "" if none does."""
+    num_epochs, hooks = spec.training.epochs, RunHooks(spec.methods)
+    epochs = [num_epochs * share for share in PROGRESS]
+    if all(spec.schedule.factor(epoch, num_epochs) == 1 for epoch in epochs):
+        return ""
+    rates = {"base": spec.optimizer.learning_rate, "num_epochs": num_epochs}
+    setting = [hooks.first_result("learning_rate", **rates, epoch=epoch)[0] for epoch in epochs]
+    return setting[0] if all(setting) else ""
 
 
 def _missing_classes(data: Data) -> list[int]:
@@ -59,21 +73,12 @@ def _missing_classes_text(missing: list[int], data: Data) -> str:
 
 
 def check_methods(spec: Spec, objective: Objective, batch: Batch, num_outputs: int) -> None:
-    """Raise a `UsageError` if something that a method says, or the schedule, would be ignored."""
+    """Raise a `UsageError` if something that a method says would be ignored."""
     if batch.targets.is_meta:
         return
     shape = (spec.ensemble.members, len(batch.targets), num_outputs)
     outputs = torch.rand(shape, generator=generator(0, "check methods")).to(batch.targets.device)
     check_composition(objective, outputs, batch.targets, spec.training.epochs)
-    num_epochs = spec.training.epochs
-    epochs = [num_epochs * share for share in PROGRESS]
-    if all(spec.schedule.factor(epoch, num_epochs) == 1 for epoch in epochs):
-        return
-    rates = {"base": spec.optimizer.learning_rate, "num_epochs": num_epochs}
-    setting = [objective.hooks.first_result("learning_rate", **rates, epoch=epoch)[0] for epoch in epochs]
-    if all(setting):
-        what = f'the schedule would be ignored: "{setting[0]}" sets the learning rate of every step'
-        raise UsageError(what, "training.schedule", "remove the schedule")
 
 
 def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | None, num_outputs: int) -> None:

@@ -108,10 +108,11 @@ def test_a_composition_in_which_everything_counts_trains(methods, tmp_path):
     assert train(methods, tmp_path / "run").status == "finished"
 
 
-def test_a_schedule_that_a_method_ignores_is_refused(tmp_path):
-    with pytest.raises(UsageError, match='the schedule would be ignored: "snapshot" sets the learning rate'):
-        train(SNAPSHOT, tmp_path / "run", schedule=STEP)
-    assert train({"name": "snapshot", "at_epochs": [2]}, tmp_path / "other", schedule=STEP).status == "finished"
+def test_a_schedule_that_has_no_effect_is_said(tmp_path):
+    notice = 'training.schedule has no effect: "snapshot" sets the learning rate of every step'
+    assert notice in train(SNAPSHOT, tmp_path / "run", schedule=STEP).notices
+    assert notice not in train({"name": "snapshot", "at_epochs": [2]}, tmp_path / "used", schedule=STEP).notices
+    assert notice not in train(SNAPSHOT, tmp_path / "none").notices
 
 
 class Sees(ek.Method):
