@@ -10,7 +10,7 @@ from torch import nn
 from ensemblekit.core.plugin import Family
 from ensemblekit.members.build import build_member
 from ensemblekit.testing.checks import Check, Reference, check
-from ensemblekit.testing.model import BATCH, OUTPUTS, ModelContract, Shape
+from ensemblekit.testing.model import BATCH, ModelContract, Shape
 from ensemblekit.testing.reviews import ContractError, describe
 
 NUM_MEMBERS = 2
@@ -39,19 +39,19 @@ class FamilyContract(ModelContract):
 
     def construction(self, shape: Shape) -> partial[nn.Module]:
         """The plain call that builds a network."""
-        return partial(self.plugin.build_family, shape, OUTPUTS[-1], NUM_MEMBERS)
+        return partial(self.plugin.build_family, shape, self.sizes[-1], NUM_MEMBERS)
 
     def _build_anew(self, member: int, shape: Shape, num_outputs: int) -> nn.Module:
         return build_member(self.plugin, shape, num_outputs, 0, member, NUM_MEMBERS).train()
 
     @check("it builds families of any size", needs=[ModelContract.known_modes, ModelContract.some_shape])
-    def sizes(self) -> None:
+    def family_sizes(self) -> None:
         """The spec decides the number of members; one is possible too."""
         for number in OTHER_NUMBERS:
-            network = build_member(self.plugin, self.shapes[0], OUTPUTS[-1], 0, 0, number).eval()
+            network = build_member(self.plugin, self.shapes[0], self.sizes[-1], 0, 0, number).eval()
             with torch.no_grad():
                 outputs = network(self.inputs())
-            expected = describe(torch.empty(number, BATCH, OUTPUTS[-1]))
+            expected = describe(torch.empty(number, BATCH, self.sizes[-1]))
             if describe(outputs) != expected:
                 fix = "derive the sizes of layers from num_members"
                 raise self.violation(f"{expected} for num_members = {number}", describe(outputs), "build", fix)
@@ -59,7 +59,7 @@ class FamilyContract(ModelContract):
     @check("members start different", needs=[ModelContract.known_modes, ModelContract.some_shape])
     def different_members(self) -> None:
         """Members that start with equal outputs get equal gradients and stay equal."""
-        network = build_member(self.plugin, self.shapes[0], OUTPUTS[-1], 0, 0, max(OTHER_NUMBERS)).eval()
+        network = build_member(self.plugin, self.shapes[0], self.sizes[-1], 0, 0, max(OTHER_NUMBERS)).eval()
         with torch.no_grad():
             outputs = network(self.inputs())
         for second in range(1, len(outputs)):

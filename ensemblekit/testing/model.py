@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ SHAPES: tuple[Shape, ...] = ((1, 8, 8), (7,), (3, 16, 16))
 LARGE_SHAPES: tuple[Shape, ...] = ((3, 32, 32), (3, 224, 224))
 """Tried in turn if a model accepts none of the small shapes."""
 OUTPUTS = (1, 5)
+VALUES = {"data.regression": True, "training.loss": "mse"}
+TASKS: tuple[dict[str, Any], ...] = ({}, VALUES, {"data.num_classes": 2}, {**VALUES, "data.num_values": 1})
+"""Changes of a toy run, tried in turn: a model may be for one task, or for one number of classes or values."""
 
 
 class ModelContract(PluginContract[Model]):
@@ -57,9 +60,26 @@ class ModelContract(PluginContract[Model]):
     def problems(self, shape: Shape) -> list[Problem]:
         """The problems that the model reports for inputs of a shape."""
         if shape not in self._problems:
-            spec = toy_spec(toy_registry(), {"data.shape": list(shape)})
-            self._problems[shape] = spec_problems(self.plugin, replace(spec, model=self.plugin))
+            self._problems[shape] = self._problems_with(shape, self.task)
         return self._problems[shape]
+
+    def _problems_with(self, shape: Shape, task: Mapping[str, Any]) -> list[Problem]:
+        spec = toy_spec(toy_registry(), {"data.shape": list(shape), **task})
+        return spec_problems(self.plugin, replace(spec, model=self.plugin))
+
+    @cached_property
+    def task(self) -> Mapping[str, Any]:
+        """Changes of the toy run to a task that the model accepts."""
+        shapes = (*SHAPES, *LARGE_SHAPES)
+        accepted = (task for task in TASKS if not all(self._problems_with(shape, task) for shape in shapes))
+        return next(accepted, TASKS[0])
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of outputs that the model builds networks for: any, unless it is bound to that of its data."""
+        info = toy_spec(toy_registry(), self.task).data.info
+        assert info is not None
+        return OUTPUTS if self.task in TASKS[:2] else (info.num_outputs,)
 
     @cached_property
     def shapes(self) -> list[Shape]:
@@ -82,9 +102,9 @@ class ModelContract(PluginContract[Model]):
         except Exception:  # reported by the check of the accepted shapes
             return False
 
-    def build(self, member: int = 0, shape: Shape | None = None, num_outputs: int = OUTPUTS[-1]) -> nn.Module:
+    def build(self, member: int = 0, shape: Shape | None = None, num_outputs: int | None = None) -> nn.Module:
         """A copy of a freshly built member, in training mode."""
-        key = (member, shape or self.shapes[0], num_outputs)
+        key = (member, shape or self.shapes[0], num_outputs or self.sizes[-1])
         if key not in self._built:
             self._built[key] = self._build_anew(*key)
         return copy.deepcopy(self._built[key])
@@ -98,7 +118,7 @@ class ModelContract(PluginContract[Model]):
 
     def construction(self, shape: Shape) -> partial[nn.Module]:
         """The plain call that builds a network."""
-        return partial(self.plugin.build, shape, OUTPUTS[-1])
+        return partial(self.plugin.build, shape, self.sizes[-1])
 
     def inputs(self, batch: int = BATCH, shape: Shape | None = None) -> Tensor:
         """Random inputs (B, *shape) in [0, 1), float32."""
@@ -157,7 +177,7 @@ class ModelContract(PluginContract[Model]):
                 "end forward() with return … of one tensor",
             )
             return self.violation(expected, describe(outputs), name, fix)
-        if tuple(outputs.shape) != self.output_shape(BATCH, OUTPUTS[-1]):
+        if tuple(outputs.shape) != self.output_shape(BATCH, self.sizes[-1]):
             return self._failure(shape, error)
         return ContractError(
             "a network that also runs on the meta device, where tensors have a shape but no values; every new network "
@@ -182,7 +202,7 @@ class ModelContract(PluginContract[Model]):
     def output_shapes(self) -> None:
         """The shape for a batch in training and evaluation mode, in the latter also for one sample."""
         smallest, *larger = self.shapes
-        for shape, size in [*((smallest, size) for size in OUTPUTS), *((shape, OUTPUTS[-1]) for shape in larger)]:
+        for shape, size in [*((smallest, size) for size in self.sizes), *((shape, self.sizes[-1]) for shape in larger)]:
             network = self.build(shape=shape, num_outputs=size)
             for training, batch in ((True, BATCH), (False, BATCH), (False, 1)):
                 with torch.no_grad():
@@ -209,7 +229,7 @@ class ModelContract(PluginContract[Model]):
     def seeds(self) -> None:
         """The seed and the member's index determine a network; another member has other initial weights."""
         first, other = self.build(), self.build(member=1)
-        again = self._build_anew(0, self.shapes[0], OUTPUTS[-1])
+        again = self._build_anew(0, self.shapes[0], self.sizes[-1])
         for name, value in first.state_dict().items():
             if not torch.equal(value, again.state_dict()[name]):
                 fix = "initialise from torch's default generator only, which is seeded before build()"
@@ -326,7 +346,7 @@ class ModelContract(PluginContract[Model]):
     def training(self) -> None:
         """One epoch through the ordinary training path, with this model and its parameters."""
         registry = toy_registry(self.plugin)
-        spec = toy_spec(registry, {"data.shape": list(self.shapes[0])})
+        spec = toy_spec(registry, {"data.shape": list(self.shapes[0]), **self.task})
         loss = NLL() if self.plugin.gives_probabilities() else spec.loss
         train_with_every_engine(replace(spec, model=self.plugin, loss=loss), registry)
 
