@@ -31,8 +31,19 @@ if TYPE_CHECKING:
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
-    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Family, Method, Model, Prepared, Splits
+    from ensemblekit.core.plugin import (
+        Combination,
+        DataInfo,
+        Dataset,
+        Extension,
+        Family,
+        Method,
+        Model,
+        Prepared,
+        Splits,
+    )
     from ensemblekit.core.seeds import generator
+    from ensemblekit.core.weights import fit_weights
     from ensemblekit.data.augmentation import Augmentations
     from ensemblekit.data.cache import cache_directory
     from ensemblekit.data.decoding import Decoding
@@ -53,6 +64,7 @@ __all__ = [
     "MSE",
     "Augmentations",
     "Batch",
+    "Combination",
     "Combiner",
     "Comparison",
     "Data",
@@ -94,6 +106,7 @@ __all__ = [
     "draw_sample_weights",
     "evaluate",
     "evaluate_run",
+    "fit_weights",
     "fits_in_memory",
     "generator",
     "hold_out",
@@ -128,8 +141,9 @@ _HOMES = {
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
-    "core.plugin": "DataInfo Dataset Extension Family Method Model Prepared Splits",
+    "core.plugin": "Combination DataInfo Dataset Extension Family Method Model Prepared Splits",
     "core.seeds": "generator",
+    "core.weights": "fit_weights",
     "data.augmentation": "Augmentations",
     "data.cache": "cache_directory",
     "data.decoding": "Decoding",

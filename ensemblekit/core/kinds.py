@@ -84,6 +84,14 @@ KINDS: dict[str, Kind] = {
             "ensemblekit.testing.loss:LossContract",
         ),
         Kind(
+            "combiner",
+            "combiners",
+            "[ensemble.combiner]",
+            "ensemblekit.core.plugin:Combination",
+            "ensemblekit.testing.combiner:CombinerContract",
+            "A combiner of members' outputs for ensemblekit.",
+        ),
+        Kind(
             "extension",
             "extensions",
             "[[extensions]]",

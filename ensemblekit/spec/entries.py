@@ -132,6 +132,25 @@ class PluginEntry(Entry):
 
 
 @dataclass(frozen=True)
+class OptionalPluginEntry(PluginEntry):
+    """One plugin of a kind that a spec need not have; None then."""
+
+    def read(self, reader: Reader, value: Any) -> Plugin | None:
+        return None if value is MISSING else super().read(reader, value)
+
+    def write(self, value: Plugin | None) -> Any:
+        return MISSING if value is None else super().write(value)
+
+    def rows(self, value: Plugin | None) -> Rows:
+        if value is not None:
+            yield from super().rows(value)
+
+    def plugins(self, value: Plugin | None) -> Iterator[tuple[str, Plugin]]:
+        if value is not None:
+            yield from super().plugins(value)
+
+
+@dataclass(frozen=True)
 class LossEntry(PluginEntry):
     """The loss; its default depends on the task of the data, if that is known before loading."""
 

@@ -21,7 +21,14 @@ _SECTIONS = {
     "training.schedule": "ensemblekit.spec.schedules:Schedule",
     "sweep": "ensemblekit.spec.sweep:SweepSection",
 }
-_PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss", "extensions": "extension"}
+_PLUGINS = {
+    "data": "dataset",
+    "model": "model",
+    "method": "method",
+    "ensemble.combiner": "combiner",
+    "training.loss": "loss",
+    "extensions": "extension",
+}
 SECTIONS = (
     "seed",
     "data",
@@ -29,6 +36,7 @@ SECTIONS = (
     "method",
     "ensemble",
     "ensemble.groups",
+    "ensemble.combiner",
     "training",
     "training.loss",
     "training.optimizer",

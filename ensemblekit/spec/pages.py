@@ -18,6 +18,7 @@ _ABOUT = {
     "model": "The network of a member: the name of a plugin and its parameters.",
     "method": "The ensembling method: the name of a plugin and its parameters, or a list of methods that compose.",
     "ensemble.groups": "Groups of members with models of their own: [[ensemble.groups]] for each.",
+    "ensemble.combiner": "The combiner of the members' outputs in evaluations and predictions: a name, or a table.",
     "training.loss": "The loss that members and ensemble are trained on: a name, or a table with its parameters.",
     "training.optimizer": "The optimizer of the members: a name, or a table with its arguments.",
     "training.schedule": "The factor of the learning rate during training: a name, or a table with its settings.",

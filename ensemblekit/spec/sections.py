@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field, field_validator
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.plugin import Dataset, Extension, Method, Model, Plugin, Section
+from ensemblekit.core.plugin import Combination, Dataset, Extension, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
     MISSING,
     ChoiceEntry,
@@ -24,6 +24,7 @@ from ensemblekit.spec.entries import (
     GroupsEntry,
     IntegerEntry,
     LossEntry,
+    OptionalPluginEntry,
     OptionalSectionEntry,
     PluginEntry,
     PluginsEntry,
@@ -50,7 +51,7 @@ else:
 
 
 class EnsembleSection(Section):
-    """How many members there are; `groups` of members with models of their own are tables below it."""
+    """How many members there are; `combiner` and `groups` are tables below it."""
 
     members: int = Field(5, ge=1, le=10_000, description="number of members, M")
 
@@ -131,7 +132,8 @@ class Spec:
     """Groups of members with models of their own; empty if all members have `model`."""
     methods: Annotated[tuple[Method, ...], PluginsEntry("method", base=Method, single=True)]
     ensemble: Annotated[
-        EnsembleSection, EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups",))
+        EnsembleSection,
+        EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups", "combiner")),
     ]
     loss: Annotated[Loss, LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)]
     optimizer: Annotated[
@@ -149,6 +151,8 @@ class Spec:
         ),
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
+    combiner: Annotated[Combination | None, OptionalPluginEntry("ensemble.combiner", base=Combination)] = None
+    """How evaluations and predictions combine the members' outputs; None: as the methods do."""
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
     sweep: Annotated[SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)] = None
     """The runs of a sweep of this spec; a single run ignores it."""
