@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         sweep,
         train,
     )
+    from ensemblekit.core.augmentation import Augmentation, BatchAugmentation
     from ensemblekit.core.decomposition import Decomposition
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.core.files import atomic_write, sha256_of_file
@@ -62,8 +63,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MSE",
+    "Augmentation",
     "Augmentations",
     "Batch",
+    "BatchAugmentation",
     "Combination",
     "Combiner",
     "Comparison",
@@ -135,6 +138,7 @@ _HOMES = {
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
     "analysis.run_list": "ListedRun list_runs",
+    "core.augmentation": "Augmentation BatchAugmentation",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",

@@ -92,6 +92,14 @@ KINDS: dict[str, Kind] = {
             "A combiner of members' outputs for ensemblekit.",
         ),
         Kind(
+            "mix",
+            "mixes",
+            "[training.mix]",
+            "ensemblekit.core.augmentation:BatchAugmentation",
+            "ensemblekit.testing.mix:MixContract",
+            "A mixture of training samples for ensemblekit.",
+        ),
+        Kind(
             "extension",
             "extensions",
             "[[extensions]]",

@@ -27,6 +27,7 @@ _PLUGINS = {
     "method": "method",
     "ensemble.combiner": "combiner",
     "training.loss": "loss",
+    "training.mix": "mix",
     "extensions": "extension",
 }
 SECTIONS = (
@@ -41,6 +42,7 @@ SECTIONS = (
     "training.loss",
     "training.optimizer",
     "training.schedule",
+    "training.mix",
     "engine",
     "extensions",
     "sweep",

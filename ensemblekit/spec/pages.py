@@ -22,6 +22,7 @@ _ABOUT = {
     "training.loss": "The loss that members and ensemble are trained on: a name, or a table with its parameters.",
     "training.optimizer": "The optimizer of the members: a name, or a table with its arguments.",
     "training.schedule": "The factor of the learning rate during training: a name, or a table with its settings.",
+    "training.mix": "The mixture of training samples with others of their batch, such as mixup: a name, or a table.",
     "extensions": "Loggers and callbacks that observe a run: [[extensions]] for each.",
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import tomli_w
 from pydantic import Field, field_validator
 
+from ensemblekit.core.augmentation import BatchAugmentation
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Combination, Dataset, Extension, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
@@ -57,7 +58,7 @@ class EnsembleSection(Section):
 
 
 class TrainingSection(Section):
-    """How the members are trained; the loss, the optimizer and the schedule are tables of their own."""
+    """How the members are trained; the loss, the optimizer, the schedule and the mix are tables of their own."""
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
@@ -147,12 +148,14 @@ class Spec:
     training: Annotated[
         TrainingSection,
         SectionEntry(
-            "training", section=TrainingSection, text=_training_text, nested=("loss", "optimizer", "schedule")
+            "training", section=TrainingSection, text=_training_text, nested=("loss", "optimizer", "schedule", "mix")
         ),
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
     combiner: Annotated[Combination | None, OptionalPluginEntry("ensemble.combiner", base=Combination)] = None
     """How evaluations and predictions combine the members' outputs; None: as the methods do."""
+    mix: Annotated[BatchAugmentation | None, OptionalPluginEntry("training.mix", base=BatchAugmentation)] = None
+    """How training samples are mixed with others of their batch; None: they are not."""
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
     sweep: Annotated[SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)] = None
     """The runs of a sweep of this spec; a single run ignores it."""
