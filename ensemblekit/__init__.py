@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
+    from ensemblekit.spec.optimizers import OptimizerPlugin
     from ensemblekit.spec.sections import Spec
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "Method",
     "Model",
     "Noise",
+    "OptimizerPlugin",
     "PluginError",
     "Prepared",
     "Problem",
@@ -161,6 +163,7 @@ _HOMES = {
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",
     "runs.run": "Run",
+    "spec.optimizers": "OptimizerPlugin",
     "spec.sections": "Spec",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -27,6 +27,8 @@ class Kind:
     """The checks that such a plugin has to pass."""
     template: str = ""
     """The summary of a package that `ensemblekit new` starts with one; empty if there is no template."""
+    built_in: str = ""
+    """What can be named beside plugins, and where it is listed; empty if there is nothing."""
 
     @property
     def group(self) -> str:
@@ -90,6 +92,15 @@ KINDS: dict[str, Kind] = {
             "ensemblekit.core.plugin:Combination",
             "ensemblekit.testing.combiner:CombinerContract",
             "A combiner of members' outputs for ensemblekit.",
+        ),
+        Kind(
+            "optimizer",
+            "optimizers",
+            "[training.optimizer]",
+            "ensemblekit.spec.optimizers:OptimizerPlugin",
+            "ensemblekit.testing.optimizer:OptimizerContract",
+            "An optimizer for ensemblekit.",
+            built_in="AdaBelief and those of torch.optim: ensemblekit inspect training.optimizer",
         ),
         Kind(
             "mix",

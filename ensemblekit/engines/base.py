@@ -21,7 +21,7 @@ from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.step import Backend, training_step
 from ensemblekit.members.state import MemberState
-from ensemblekit.spec.optimizers import Optimizer
+from ensemblekit.spec.optimizers import AnyOptimizer
 from ensemblekit.spec.sections import Spec
 
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ class EngineSettings:
     """Settings that all engines share."""
 
     device: torch.device
-    optimizer: Optimizer
+    optimizer: AnyOptimizer
     bf16: bool = False
     compile: bool = False
     recompute: bool = False

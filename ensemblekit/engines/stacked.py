@@ -16,7 +16,7 @@ from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine, EngineSettings, Part, at_least_float32, backpropagate, sum_gradients
 from ensemblekit.engines.sequential import MemberPart
 from ensemblekit.engines.stacked_layers import StackedNetwork
-from ensemblekit.members.flat_parameters import FlatParameters, clip_per_member, per_tensor_state
+from ensemblekit.members.flat_parameters import FlatParameters, clip_per_member, is_shared
 from ensemblekit.members.state import MemberState, OptimizerState
 from ensemblekit.members.stochastic import (
     StochasticLayer,
@@ -75,11 +75,11 @@ class Stack(Part):
 
     def _stack_optimizer_state(self) -> OptimizerState:
         states = [member.optimizer_state for member in self.members]
-        shared = per_tensor_state(self.settings.optimizer)
+        shared = self.settings.optimizer.per_tensor_state
         return {
             name: {
-                key: first[key] if key in shared else torch.stack([state[name][key] for state in states])
-                for key in first
+                key: value if is_shared(key, value, shared) else torch.stack([state[name][key] for state in states])
+                for key, value in first.items()
             }
             for name, first in states[0].items()
         }
@@ -166,10 +166,10 @@ class Stack(Part):
     def store_optimizer_state(self) -> None:
         if self.frozen:
             return
-        state, shared = self.parameters.state(), per_tensor_state(self.settings.optimizer)
+        state, shared = self.parameters.state(), self.settings.optimizer.per_tensor_state
         for row, member in enumerate(self.members):
             member.optimizer_state = {
-                name: {key: value if key in shared else value[row] for key, value in values.items()}
+                name: {key: value if is_shared(key, value, shared) else value[row] for key, value in values.items()}
                 for name, values in state.items()
             }
 

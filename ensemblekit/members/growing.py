@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ensemblekit.core.errors import PluginError, RunError, UsageError
 from ensemblekit.core.plugin import DataInfo, Model
 from ensemblekit.members.build import build_member, build_members, check_independent, samples_in_passes, uses_global_rng
-from ensemblekit.members.flat_parameters import per_tensor_state
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.sections import Spec
 
@@ -155,7 +154,7 @@ class GrowingMembers:
         state.frozen, state.steps = saved["frozen"], saved["steps"]
         load_weights(state.network, state.model, tensors, f"members.{index}.")
         state.optimizer_state = {name: dict(values) for name, values in saved["optimizer"].items()}
-        prefix, on_cpu = f"optimizer.{index}.", per_tensor_state(self.spec.optimizer)
+        prefix, on_cpu = f"optimizer.{index}.", self.spec.optimizer.per_tensor_state
         for full_name, value in tensors.items():
             if full_name.startswith(prefix):
                 key, _, name = full_name.removeprefix(prefix).partition(".")

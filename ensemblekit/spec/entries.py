@@ -288,6 +288,45 @@ class ChoiceEntry(Entry):
 
 
 @dataclass(frozen=True)
+class PluginChoiceEntry(ChoiceEntry):
+    """A section that is chosen by name, or a plugin of a kind: an optimizer of torch, or one of a package."""
+
+    base: type[Plugin] = Plugin
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        value = self.default if value is MISSING else value
+        named = reader.named(value, self.path, self.default)
+        if named is None:
+            return None
+        plugin = reader.registry.plugins(self.base.kind).get(named[0])
+        if plugin is None:
+            names = self.choices(reader.registry)
+            return reader.choice(value, self.path, names, self.section_of, self.default)
+        if named[0] in self.names():
+            kind = self.base.kind
+            what = f'two {kind}s are called "{named[0]}": the built-in one and that of {plugin.package}'
+            reader.problem(f"{self.path}.name", what, "rename that of the plugin")
+            return None
+        return reader.plugin(self.base, value, self.path)
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        sections = [(name, self.section_of(name)) for name in self.names()]
+        sections += [pair for pair in builder.usable(self.base.kind) if pair[0] not in self.names()]
+        return builder.named(sections, self.path.rpartition(".")[2], self.default)
+
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        plugin = registry.plugins(self.base.kind).get(name)
+        return super().fields(registry, name) if plugin is None else plugin_fields(plugin)
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return [*self.names(), *registry.plugins(self.base.kind)]
+
+    def plugins(self, value: Section) -> Iterator[tuple[str, Plugin]]:
+        if isinstance(value, Plugin):
+            yield self.path, value
+
+
+@dataclass(frozen=True)
 class Group:
     """Some members that share a model of their own."""
 

@@ -27,11 +27,12 @@ from ensemblekit.spec.entries import (
     LossEntry,
     OptionalPluginEntry,
     OptionalSectionEntry,
+    PluginChoiceEntry,
     PluginEntry,
     PluginsEntry,
     SectionEntry,
 )
-from ensemblekit.spec.optimizers import Optimizer, optimizer_classes, optimizer_section
+from ensemblekit.spec.optimizers import AnyOptimizer, OptimizerPlugin, optimizer_classes, optimizer_section
 from ensemblekit.spec.schedules import SCHEDULES, Schedule
 from ensemblekit.spec.sweep import SweepSection
 
@@ -138,8 +139,14 @@ class Spec:
     ]
     loss: Annotated[Loss, LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)]
     optimizer: Annotated[
-        Optimizer,
-        ChoiceEntry("training.optimizer", names=optimizer_classes, section_of=optimizer_section, default="adabelief"),
+        AnyOptimizer,
+        PluginChoiceEntry(
+            "training.optimizer",
+            names=optimizer_classes,
+            section_of=optimizer_section,
+            default="adabelief",
+            base=OptimizerPlugin,
+        ),
     ]
     schedule: Annotated[
         Schedule,

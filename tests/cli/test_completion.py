@@ -36,7 +36,10 @@ def values(line: str) -> list[str]:
         ("ensemblekit specs ", ["copy", "show"]),
         ("ensemblekit list me", ["methods"]),
         ("ensemblekit inspect gn", ["gncl"]),
-        ("ensemblekit inspect trai", ["training", "training.loss", "training.optimizer", "training.schedule"]),
+        (
+            "ensemblekit inspect trai",
+            ["training", "training.loss", "training.optimizer", "training.schedule", "training.mix"],
+        ),
         ("ensemblekit inspect loss:m", ["loss:mse"]),
         ("ensemblekit inspect --kind loss m", ["mse"]),
         ("ensemblekit inspect gncl --kind me", ["method"]),
