@@ -9,9 +9,11 @@ from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
+from pydantic.json_schema import DEFAULT_REF_TEMPLATE, GenerateJsonSchema
 
 from ensemblekit.core.errors import Problem, choices, did_you_mean
-from ensemblekit.core.plugin import Section
+from ensemblekit.core.nesting import PLUGIN, replaced
+from ensemblekit.core.plugin import Plugin, Section
 
 _WORDS = {
     "a valid array": "a list",
@@ -38,7 +40,7 @@ class Parameter:
 
 def parameters(section: type[Section]) -> list[Parameter]:
     """Return all parameters of a section, in the order of its fields."""
-    required = section.model_json_schema(by_alias=True).get("required", [])
+    required = section_schema(section).get("required", [])
     return [
         Parameter(
             name=name,
@@ -48,7 +50,7 @@ def parameters(section: type[Section]) -> list[Parameter]:
             allowed=allowed_values(schema),
             description=schema.get("description", ""),
         )
-        for name, schema in _schemas(section).items()
+        for name, schema in field_schemas(section).items()
     ]
 
 
@@ -58,11 +60,32 @@ def _default(schema: dict[str, Any]) -> Any:
     return None if isinstance(default, list) and None in default else default
 
 
+class _SchemaGenerator(GenerateJsonSchema):
+    """Writes a default that is a plugin as its table."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return super().encode_default(replaced(Plugin, dft, lambda plugin: plugin.to_table()))
+
+
+def section_schema(section: type[Section], ref_template: str = DEFAULT_REF_TEMPLATE) -> dict[str, Any]:
+    """Return the JSON schema of a section; the keyword "plugin" stands for any plugin of a kind."""
+    return section.model_json_schema(by_alias=True, ref_template=ref_template, schema_generator=_SchemaGenerator)
+
+
 @cache
-def _schemas(section: type[Section]) -> dict[str, dict[str, Any]]:
+def field_schemas(section: type[Section]) -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each field by the field's name in TOML."""
-    schemas: dict[str, dict[str, Any]] = section.model_json_schema(by_alias=True).get("properties", {})
+    schemas: dict[str, dict[str, Any]] = section_schema(section).get("properties", {})
     return schemas
+
+
+def plugin_kind(schema: dict[str, Any]) -> str | None:
+    """Return the kind of the plugins that values of a JSON schema contain, in lists and tables too; None if none."""
+    if PLUGIN in schema:
+        return str(schema[PLUGIN])
+    parts = [*schema.get("anyOf", []), *schema.get("prefixItems", [])]
+    parts += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
+    return next(filter(None, map(plugin_kind, parts)), None)
 
 
 def allowed_values(schema: dict[str, Any]) -> str:
@@ -70,6 +93,8 @@ def allowed_values(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         kinds = (allowed_values(choice) for choice in schema["anyOf"] if choice.get("type") != "null")
         return " or ".join(dict.fromkeys(kinds))
+    if PLUGIN in schema:
+        return f"name or table of a {schema[PLUGIN]}"
     if literals := _literals(schema):
         return ", ".join(toml_value(value) for value in literals)
     if schema.get("type") == "array":
@@ -89,6 +114,8 @@ def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(choice) for choice in schema["anyOf"] if choice.get("type") != "null"))
     words = {"object": "table", "array": "list", "boolean": "true or false"}
+    if PLUGIN in schema:
+        return str(schema[PLUGIN])
     types = schema.get("type", "any")
     return " or ".join(words.get(name, name) for name in ([types] if isinstance(types, str) else types))
 
@@ -117,7 +144,7 @@ def problems_from(
     error: ValidationError, section: type[Section], path: str, other_keys: Sequence[str] = ()
 ) -> Iterable[Problem]:
     """Turn pydantic's errors into problems that name the key in TOML, the value and what is allowed."""
-    schemas = _schemas(section)
+    schemas = field_schemas(section)
     for detail in error.errors(include_url=False):
         location = [str(part) for part in detail["loc"]]
         key = location[0] if location else ""
@@ -127,6 +154,8 @@ def problems_from(
             yield Problem(where, "unknown key", choices(key, [*schemas, *other_keys]), "unknown_key")
         elif detail["type"] == "missing":
             yield Problem(where, "missing", allowed)
+        elif detail["type"] == PLUGIN:  # whose message names the plugin; the value is only its number
+            yield Problem(where, detail["msg"], allowed)
         else:
             value = detail["input"]
             message = _in_words_of_toml(detail["msg"].removeprefix("Value error, ").removeprefix("Input "))

@@ -6,16 +6,17 @@ import json
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from pydantic_core import to_json
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationError
+from pydantic_core import CoreSchema, to_json
 
 from ensemblekit.core.errors import DataError, PluginError, Problem
+from ensemblekit.core.nesting import field_schema, found, numbered
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,10 +46,11 @@ class Section(BaseModel):
         """Validate a table as strictly as TOML's own types allow.
 
         JSON mode is what makes "strict" usable: a list is accepted as a tuple and a string as a path,
-        but neither "0.1" nor true as a float.
+        but neither "0.1" nor true as a float. Where a field is a plugin, the table has the plugin itself.
         """
-        text = to_json(table, inf_nan_mode="constants")
-        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+        plain, plugins = numbered(Plugin, table)
+        text = to_json(plain, inf_nan_mode="constants")
+        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False, context=plugins)
 
     def to_table(self) -> dict[str, Any]:
         """Return the table that `from_table` reads back to an equal section; None values are left out."""
@@ -56,7 +58,10 @@ class Section(BaseModel):
 
 
 class Plugin(Section):
-    """Base of all plugins. Fields are parameters; `list` and `inspect` print the first line of the docstring."""
+    """Base of all plugins. Fields are parameters; `list` and `inspect` print the first line of the docstring.
+
+    A field may be a plugin itself: ``model: Model`` is any registered model, by its name or its table in the spec.
+    """
 
     kind: ClassVar[str]
     paper: ClassVar[str] = ""
@@ -72,6 +77,22 @@ class Plugin(Section):
                 f'a plugin cannot have a parameter called "{taken}"', f"class {cls.__name__}", "rename it"
             )
         super().__init_subclass__(**options)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # pydantic asks for a class's own schema while it creates the class, and later wherever it is a field's type
+        return field_schema(cls, handler) if cls.__pydantic_complete__ else handler(source)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError:
+            fix = (
+                "compute the value from `progress` or `epoch`, which hooks may name, or keep it in a private attribute "
+                f"with state() and load_state(): _{name} = PrivateAttr(…)"
+            )
+            what = f"self.{name} cannot be set: parameters do not change during a run"
+            raise PluginError(what, f'{self.kind} "{self.name}"', fix, plugin=self.name) from None
 
     @property
     def name(self) -> str:
@@ -97,25 +118,40 @@ class Plugin(Section):
         """Return the table of a spec that stands for this plugin: its name and its parameters."""
         return {"name": self.name, **super().to_table()}
 
+    def inner_plugins(self) -> Iterator[tuple[str, Plugin]]:
+        """Yield the plugins that are parameters of this one, each with its dotted path: `model`, `models.0`."""
+        for name, parameter in type(self).model_fields.items():
+            yield from found(Plugin, getattr(self, name), parameter.alias or name)
+
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        """Yield the reasons why this plugin cannot be used in this spec.
+        """Yield the reasons why this plugin cannot be used in this spec. Default: those of the plugins in it.
 
         Called before any data is loaded. Paths are relative to the plugin's own section; start one with "/" to name
-        a key of another section.
+        a key of another section. An override asks the plugins in it by ``yield from super().check_spec(spec)``.
         """
-        return ()
+        return _below((path, plugin.check_spec(spec)) for path, plugin in self.inner_plugins())
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
-        """Yield the reasons why this plugin cannot be used with data of this form.
+        """Yield the reasons why this plugin cannot be used with data of this form. Default: those of the plugins in it.
 
         Called as soon as task and shapes are known: with `check_spec` if the data set knows them beforehand, and always
-        once the data is loaded, before anything is trained. Paths are as for `check_spec`.
+        once the data is loaded, before anything is trained. Paths and overrides are as for `check_spec`.
         """
-        return ()
+        return _below((path, plugin.check_data(spec, info)) for path, plugin in self.inner_plugins())
 
     def notes(self, spec: Spec) -> Iterable[str]:
-        """Yield what a user of this spec should know although it is no error; `validate` and the plan show it."""
-        return ()
+        """Yield what a user of this spec should know although it is no error; `validate` and the plan show it.
+
+        Default: what the plugins in it yield.
+        """
+        return [note for _, plugin in self.inner_plugins() for note in plugin.notes(spec)]
+
+
+def _below(found_by: Iterable[tuple[str, Iterable[Problem]]]) -> Iterator[Problem]:
+    """Yield the problems of inner plugins with paths that are relative to the outer plugin."""
+    for path, problems in found_by:
+        for problem in problems:
+            yield problem if problem.path.startswith("/") else problem.under(path)
 
 
 class Method(Plugin):
@@ -190,13 +226,20 @@ class Model(Plugin):
         """Return the execution modes that this model does not support, each with the reason; engines respect it.
 
         Keys are "vmap", "channels_last", "autocast" (bf16), "meta" and "export" (torch.export of the network in
-        evaluation mode). Default: it supports all of them.
+        evaluation mode). Default: those that the models in it do not support; it supports all others.
         """
-        return {}
+        return {mode: reason for model in self._inner_models() for mode, reason in model.unsupported().items()}
 
     def gives_probabilities(self) -> bool:
-        """Return whether the outputs are class probabilities, which losses such as "nll" take, and not raw values."""
-        return False
+        """Return whether the outputs are class probabilities, which losses such as "nll" take, and not raw values.
+
+        Default: whether all models in it do; False if there is none.
+        """
+        models = self._inner_models()
+        return bool(models) and all(model.gives_probabilities() for model in models)
+
+    def _inner_models(self) -> list[Model]:
+        return [plugin for _, plugin in self.inner_plugins() if isinstance(plugin, Model)]
 
     def extra_outputs(self, input_shape: tuple[int, ...]) -> Mapping[str, int]:
         """Return what networks give beside their prediction, such as features: names and sizes.

@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -315,8 +316,20 @@ def _import_file(path: Path) -> ModuleType:
     except BaseException as error:
         if is_out_of_memory(error):
             raise explain(error) from error
-        raise PluginError(f"cannot be imported: {_import_failure(error)}", str(path), "fix the file") from error
+        fix = _neighbour_fix(error, path) or "fix the file"
+        raise PluginError(f"cannot be imported: {_import_failure(error)}", str(path), fix) from error
     return module
+
+
+def _neighbour_fix(error: BaseException, path: Path) -> str:
+    """How to import a module that lies beside a plugin file, if that is what failed; "" if not."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    folder = path.absolute().parent
+    beside = next((place for place in (folder / f"{name}.py", folder / name) if name and place.exists()), None)
+    if beside is None:
+        return ""
+    run = f"run with PYTHONPATH={shlex.quote(str(folder))}"
+    return f"{beside.name} lies beside it, where Python does not look: {run}, or make a package: ensemblekit new NAME"
 
 
 def _static_docstring(target: str) -> str | None:

@@ -188,7 +188,9 @@ def _suggested_override(spec: Spec) -> str:
 
 
 def _is_allowed(method: Method, key: str, value: float) -> bool:
-    table = {**method.to_table(), key: value}
+    inner = {path.partition(".")[0] for path, _ in method.inner_plugins()}
+    fields = {info.alias or name: name for name, info in type(method).model_fields.items()}
+    table = {**method.to_table(), **{key: getattr(method, fields[key]) for key in inner}, key: value}
     table.pop("name")
     try:
         type(method).from_table(table)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 from torch import nn
 
 from ensemblekit.core.errors import UsageError
-from ensemblekit.core.plugin import Model
+from ensemblekit.core.nesting import replaced
+from ensemblekit.core.plugin import Model, Plugin
 from ensemblekit.core.registry import Registry, class_info
 
 ModelLike = Model | str | Mapping[str, Any]
@@ -100,7 +101,7 @@ def with_model(registry: Registry, model: NetworkLike) -> Registry:
         return registry
     plugin_class = _plugin_class(model)
     if plugin_class is not None:
-        return registry.with_classes([plugin_class])
+        return registry.with_classes([plugin_class, *_inner_classes(model)])
     assert not isinstance(model, Model)
     return registry.with_plugins([class_info(python_model(model), NAME, f"model={factory_name(model)}")])
 
@@ -112,8 +113,21 @@ def model_table(model: NetworkLike, registry: Registry) -> str | Mapping[str, An
     plugin_class = _plugin_class(model)
     if plugin_class is None:
         return {"name": NAME, "factory": factory_name(model)}
-    parameters = model.to_table() if isinstance(model, Model) else {}
-    return {**parameters, "name": registry.name_of(plugin_class)}
+    return _named(model, registry).to_table() if isinstance(model, Model) else {"name": registry.name_of(plugin_class)}
+
+
+def _inner_classes(plugin: Any) -> Iterator[type[Plugin]]:
+    """Yield the classes of all plugins that are parameters of a plugin; none if it is a class."""
+    for _, inner in plugin.inner_plugins() if isinstance(plugin, Plugin) else ():
+        yield type(inner)
+        yield from _inner_classes(inner)
+
+
+def _named(plugin: Plugin, registry: Registry) -> Plugin:
+    """Return a copy of a plugin in which it and all plugins in it have their registered names."""
+    fields = {name: getattr(plugin, name) for name in type(plugin).model_fields}
+    inner = replaced(Plugin, fields, lambda inner: _named(inner, registry))
+    return plugin.model_copy(update=inner).named(registry.name_of(type(plugin)) or plugin.name)
 
 
 def _plugin_class(model: Any) -> type[Model] | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ensemblekit.core.errors import PluginError, Problem, SpecError
-from ensemblekit.core.plugin import DataInfo, Plugin
+from ensemblekit.core.plugin import DataInfo, Model, Plugin
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import Spec
 
 
 def spec_problems(spec: Spec) -> list[Problem]:
     """Return the problems that plugins see in a spec, and in its data if its form is known without loading it."""
-    problems = [*_combiner_problems(spec), *_collect(spec, "check_spec", spec)]
+    problems = [*_combiner_problems(spec), *_collect(spec, "check_spec", spec), *_never_fitted(spec)]
     return problems if spec.data.info is None else problems + data_problems(spec, spec.data.info)
 
 
@@ -41,9 +41,18 @@ def _combiner_problems(spec: Spec) -> Iterable[Problem]:
             yield Problem("ensemble.combiner", what, "remove the combiner, or use another method")
 
 
+def _never_fitted(spec: Spec) -> Iterator[Problem]:
+    """Yield the models that have to be fitted, but are parameters of a model that does not do it."""
+    for path, plugin in spec.plugins():
+        for key, inner in plugin.inner_plugins() if isinstance(plugin, Model) and not plugin.fitted else ():
+            if isinstance(inner, Model) and inner.fitted:
+                what = f'"{inner.name}" has to be fitted to the data, which "{plugin.name}" does not do'
+                yield Problem(f"{path}.{key}", what, "choose a model that learns by gradients")
+
+
 def _collect(spec: Spec, check: str, *arguments: object) -> list[Problem]:
     found = []
-    for path, plugin in spec.plugins():
+    for path, plugin in spec.plugins(inner=False):
         for problem in _call(plugin, check, *arguments):
             elsewhere = problem.path.startswith("/")
             found.append(Problem(problem.path[1:], problem.what, problem.fix) if elsewhere else problem.under(path))

@@ -419,5 +419,7 @@ def section_text(section: Section, shown: Collection[str] | None = None) -> str:
     keys = None if shown is None else {fields[name].alias or name for name in shown}
     table = section.to_table()
     name = table.pop("name")
-    settings = ", ".join(f"{key} = {toml_value(table[key])}" for key in table if keys is None or key in keys)
+    inner = dict(section.inner_plugins()) if isinstance(section, Plugin) else {}
+    texts = {key: section_text(inner[key]) if key in inner else toml_value(value) for key, value in table.items()}
+    settings = ", ".join(f"{key} = {text}" for key, text in texts.items() if keys is None or key in keys)
     return f"{name} ({settings})" if settings else str(name)

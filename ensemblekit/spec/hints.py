@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ensemblekit.core.errors import Problem
-from ensemblekit.core.parameters import short, toml_value
+from ensemblekit.core.parameters import field_schemas, plugin_kind, short, toml_value
 from ensemblekit.core.registry import Registry
-from ensemblekit.spec.entries import GroupsEntry
+from ensemblekit.spec.entries import GroupsEntry, PluginEntry, PluginsEntry, plugin_fields
 from ensemblekit.spec.keys import sections_at
 from ensemblekit.spec.sections import ENTRIES
 from ensemblekit.spec.shipped import plugin_name
@@ -87,7 +87,22 @@ def _known(tables: Mapping[str, Any], registry: Registry) -> set[str]:
         for path, section in sections_at(tables, entry.path):
             if section or not isinstance(entry, GroupsEntry):  # few specs have groups
                 keys |= {f"{path}.{field.name}" for field in entry.fields(registry, plugin_name(section))}
+            if isinstance(entry, PluginEntry | PluginsEntry):
+                keys |= set(_inner_keys(path, section, entry.base.kind, registry))
     return {key for key in keys if not key.endswith(".name")}  # which almost every section has
+
+
+def _inner_keys(path: str, section: Any, kind: str, registry: Registry) -> Iterator[str]:
+    """The keys of the plugins that are parameters of the one that a section names."""
+    info = registry.plugins(kind).get(plugin_name(section))
+    if info is None or info.error or not isinstance(section, Mapping):
+        return
+    for key, schema in field_schemas(info.load()).items():
+        if inner_kind := plugin_kind(schema):
+            for inner_path, inner in sections_at(section, key):
+                fields = plugin_fields(registry.plugins(inner_kind).get(plugin_name(inner)))
+                yield from (f"{path}.{inner_path}.{field.name}" for field in fields)
+                yield from _inner_keys(f"{path}.{inner_path}", inner, inner_kind, registry)
 
 
 def _setting(path: str, value: Any) -> str:

@@ -7,10 +7,12 @@ plugins are read from the syntax trees of their modules. A key that cannot be fo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.registry import Registry, find_module
 from ensemblekit.spec.shipped import plugin_name
 
@@ -30,6 +32,8 @@ _PLUGINS = {
     "training.mix": "mix",
     "extensions": "extension",
 }
+_BASES = {kind.name: kind.base.partition(":")[2] for kind in KINDS.values()}
+"""By the kind of a plugin, the class that the annotation of such a field names."""
 SECTIONS = (
     "seed",
     "data",
@@ -67,10 +71,20 @@ def spec_keys(tables: Mapping[str, Any], registry: Registry) -> list[str]:
     for path, kind in _PLUGINS.items():
         keys.add(f"{path}.name")
         for path_of_one, section in sections_at(tables, path):
-            plugin = registry.plugins(kind).get(plugin_name(section))
-            if plugin is not None:
-                keys |= {f"{path_of_one}.{field}" for field in field_names(plugin.target)}
+            keys |= set(_plugin_keys(path_of_one, section, kind, registry))
     return sorted(keys)
+
+
+def _plugin_keys(path: str, section: Any, kind: str, registry: Registry) -> Iterator[str]:
+    """The keys of the plugin that a section names, and of the plugins that are parameters of it."""
+    plugin = registry.plugins(kind).get(plugin_name(section))
+    for field, annotation in _fields(plugin.target) if plugin is not None else ():
+        yield f"{path}.{field}"
+        inner_kind = next((kind for kind, base in _BASES.items() if re.search(rf"\b{base}\b", annotation)), None)
+        if inner_kind is not None and isinstance(section, Mapping):
+            yield f"{path}.{field}.name"
+            for inner_path, inner in sections_at(section, field):
+                yield from _plugin_keys(f"{path}.{inner_path}", inner, inner_kind, registry)
 
 
 def sections_at(tables: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -87,6 +101,11 @@ def sections_at(tables: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any
 
 def field_names(target: str) -> list[str]:
     """The names in TOML of a class's fields, inherited ones first; `target` is `module:Class`."""
+    return [name for name, _ in _fields(target)]
+
+
+def _fields(target: str) -> list[tuple[str, str]]:
+    """The fields of a class, each with its annotation."""
     module, _, class_name = target.partition(":")
     found = find_module(module)
     if found is None or found.origin is None:
@@ -94,10 +113,10 @@ def field_names(target: str) -> list[str]:
     tree = ast.parse(Path(found.origin).read_bytes())
     if (node := _class_node(tree.body, class_name)) is not None:
         bases = [ast.unparse(base) for base in node.bases]
-        inherited = [name for base in bases for name in field_names(_imported_from(tree, base, module))]
+        inherited = [field for base in bases for field in _fields(_imported_from(tree, base, module))]
         return [*inherited, *_own_fields(node)]
     imported = _imported_from(tree, class_name, module)  # a package may re-export the class
-    return field_names(imported) if imported != target else []
+    return _fields(imported) if imported != target else []
 
 
 def _class_node(statements: list[ast.stmt], name: str) -> ast.ClassDef | None:
@@ -119,18 +138,18 @@ def _imported_from(tree: ast.Module, name: str, module: str) -> str:
     return f"{module}:{name}"
 
 
-def _own_fields(node: ast.ClassDef) -> Iterator[str]:
+def _own_fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for statement in node.body:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
-        name = statement.target.id
-        if name.startswith("_") or "ClassVar" in ast.unparse(statement.annotation):
+        name, annotation = statement.target.id, ast.unparse(statement.annotation)
+        if name.startswith("_") or "ClassVar" in annotation:
             continue
         keywords = statement.value.keywords if isinstance(statement.value, ast.Call) else []
         aliases = [
             word.value.value for word in keywords if word.arg == "alias" and isinstance(word.value, ast.Constant)
         ]
-        yield str(aliases[0]) if aliases else name
+        yield str(aliases[0]) if aliases else name, annotation
 
 
 def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -15,4 +15,4 @@ def spec_overview(spec: Spec) -> list[tuple[str, str]]:
 
 def spec_notes(spec: Spec) -> list[str]:
     """Return what the plugins of a spec say about it that is no error."""
-    return [note for _, plugin in spec.plugins() for note in plugin.notes(spec)]
+    return [note for _, plugin in spec.plugins(inner=False) for note in plugin.notes(spec)]

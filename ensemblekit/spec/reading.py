@@ -8,7 +8,9 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from ensemblekit.core.errors import PluginError, Problem, choices
-from ensemblekit.core.parameters import problems_from, short
+from ensemblekit.core.kinds import KINDS
+from ensemblekit.core.nesting import PLUGIN
+from ensemblekit.core.parameters import field_schemas, plugin_kind, problems_from, short
 from ensemblekit.core.plugin import Plugin, Section
 from ensemblekit.core.registry import Registry
 
@@ -31,9 +33,9 @@ class Reader:
         """Add a problem of the key at a dotted path."""
         self.problems.append(Problem(path, what, fix))
 
-    def plugin(self, base: type[AnyPlugin], value: Any, path: str) -> AnyPlugin | None:
-        """Read a plugin from its table, or from its name alone."""
-        named = self.named(value, path)
+    def plugin(self, base: type[AnyPlugin], value: Any, path: str, default: str | None = None) -> AnyPlugin | None:
+        """Read a plugin from its table, or from its name alone; a table without a name is one of `default`."""
+        named = self.named(value, path, default)
         if named is None:
             return None
         name, table = named
@@ -66,19 +68,62 @@ class Reader:
         self, section: type[AnySection], table: Mapping[str, Any], path: str, other_keys: Sequence[str] = ()
     ) -> AnySection | None:
         """Validate a table; `other_keys` are allowed beside the section's own, for the hint of an unknown key."""
+        unread: list[str] = []
         try:
-            read = section.from_table(table)
+            inner, unread = self._inner_plugins(section, table, path)
+            read = section.from_table({key: value for key, value in table.items() if key not in unread} | inner)
             written = read.to_table()
             if isinstance(read, Plugin):
                 written.pop("name")
-            section.from_table(written)  # a run keeps its spec with every default, and has to be able to read it
-            return read
+            # a run keeps its spec with every default, and has to be able to read it
+            section.from_table(written | inner)
+            return None if unread else read
         except ValidationError as error:
-            self.problems += problems_from(error, section, path, other_keys)
+            problems = problems_from(error, section, path, other_keys)
+            # an inner plugin with problems of its own is not missing
+            self.problems += (
+                problem for problem in problems if problem.path not in {f"{path}.{key}" for key in unread}
+            )
         except (ValueError, TypeError, RecursionError) as error:  # values that TOML has no form for
             fix = "use strings, numbers, booleans, lists or tables"
             self.problem(path, f"cannot be written as TOML: {short(str(error))}", fix)
         return None
+
+    def _inner_plugins(
+        self, section: type[Section], table: Mapping[str, Any], path: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Read the fields of a section that are plugins; return them, and the keys of those that have problems."""
+        inner: dict[str, Any] = {}
+        unread = []
+        for key, schema in field_schemas(section).items():
+            value = table.get(key, schema.get("default"))
+            if value is None or not plugin_kind(schema):
+                continue
+            problems = len(self.problems)
+            inner[key] = self._with_plugins(schema, value, f"{path}.{key}")
+            if len(self.problems) > problems:
+                unread.append(key)
+                del inner[key]
+        return inner, unread
+
+    def _with_plugins(self, schema: Mapping[str, Any], value: Any, path: str) -> Any:
+        """Return a value with plugins in place of their tables and names, wherever its JSON schema has plugins."""
+        choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
+        for choice in choices:
+            if isinstance(value, list | tuple) and choice.get("type") == "array":
+                first, others = choice.get("prefixItems", []), choice.get("items", {})
+                schemas = [*first, *[others] * (len(value) - len(first))]
+                return [
+                    self._with_plugins(of_item, item, f"{path}.{index}")
+                    for index, (of_item, item) in enumerate(zip(schemas, value, strict=False))
+                ]
+            if isinstance(value, Mapping) and isinstance(values := choice.get("additionalProperties"), dict):
+                return {key: self._with_plugins(values, item, f"{path}.{key}") for key, item in value.items()}
+            if PLUGIN in choice and (isinstance(value, str | Mapping) or len(choices) == 1):
+                default = schema.get("default")
+                name = default.get("name") if isinstance(default, Mapping) else None
+                return self.plugin(KINDS[choice[PLUGIN]].base_class, value, path, name)
+        return value
 
     def table(self, value: Any, path: str) -> dict[str, Any]:
         """Return a copy of a table; an empty one, and a problem, if the value is not a table."""

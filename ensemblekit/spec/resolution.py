@@ -39,8 +39,10 @@ def with_absolute_paths(spec: Spec) -> Spec:
 def _absolute(value: Any) -> Any:
     if isinstance(value, Path):
         return value.absolute()
-    if isinstance(value, tuple):
-        return tuple(_absolute(item) for item in value)
+    if isinstance(value, tuple | list):
+        return type(value)(_absolute(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _absolute(item) for key, item in value.items()}
     if isinstance(value, Group):
         return replace(value, model=_absolute(value.model))
     if not isinstance(value, Section):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ensemblekit.core.errors import PluginError
+from ensemblekit.core.nesting import PLUGIN
+from ensemblekit.core.parameters import section_schema
 from ensemblekit.core.plugin import Section
 from ensemblekit.core.registry import Registry
 from ensemblekit.spec.sections import ENTRIES
@@ -40,9 +42,11 @@ class SchemaBuilder:
 
     def section(self, section: type[Section], prefix: str) -> dict[str, Any]:
         """Return the schema of a section; `prefix` keeps its definitions apart from those of others."""
-        schema = section.model_json_schema(by_alias=True, ref_template=f"#/$defs/{prefix}.{{model}}")
+        schema = section_schema(section, ref_template=f"#/$defs/{prefix}.{{model}}")
         for name, definition in schema.pop("$defs", {}).items():
             self.definitions[f"{prefix}.{name}"] = definition
+        if "properties" in schema:
+            schema["properties"] = {key: self._with_plugins(value) for key, value in schema["properties"].items()}
         return schema
 
     def named(
@@ -75,3 +79,19 @@ class SchemaBuilder:
             except PluginError as error:
                 self.on_broken(error)
         return usable
+
+    def _with_plugins(self, schema: Any) -> Any:
+        """Return a schema with a reference to the plugins of a kind wherever it has any plugin of that kind."""
+        if isinstance(schema, list):
+            return [self._with_plugins(item) for item in schema]
+        if not isinstance(schema, dict):
+            return schema
+        replaced = {key: value if key == "default" else self._with_plugins(value) for key, value in schema.items()}
+        return replaced | self._reference(kind) if (kind := replaced.pop(PLUGIN, None)) else replaced
+
+    def _reference(self, kind: str) -> dict[str, Any]:
+        """Return a reference to the definition of a kind, since plugins may contain each other."""
+        if kind not in self.definitions:
+            self.definitions[kind] = {}  # ends the recursion, while plugins of the kind are described
+            self.definitions[kind] = self.plugins(kind)
+        return {"$ref": f"#/$defs/{kind}"}

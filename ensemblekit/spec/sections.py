@@ -176,10 +176,15 @@ class Spec:
             return (self.model,) * self.ensemble.members
         return tuple(group.model for group in self.groups for _ in range(group.members))
 
-    def plugins(self) -> Iterator[tuple[str, Plugin]]:
-        """Yield every plugin of the spec with the dotted path of its section."""
+    def plugins(self, inner: bool = True) -> Iterator[tuple[str, Plugin]]:
+        """Yield every plugin of the spec with the dotted path of its section.
+
+        Args:
+            inner: Whether to yield also the plugins that are parameters of others.
+        """
         for name, entry in ENTRIES.items():
-            yield from entry.plugins(getattr(self, name))
+            for path, plugin in entry.plugins(getattr(self, name)):
+                yield from _with_inner(path, plugin) if inner else [(path, plugin)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain tables, with all defaults; `load_spec` reads them back to an equal spec."""
@@ -196,6 +201,12 @@ class Spec:
     def to_toml(self) -> str:
         """Return the spec as the text of a TOML file."""
         return tomli_w.dumps(self.to_dict())
+
+
+def _with_inner(path: str, plugin: Plugin) -> Iterator[tuple[str, Plugin]]:
+    yield path, plugin
+    for key, inner in plugin.inner_plugins():
+        yield from _with_inner(f"{path}.{key}", inner)
 
 
 ENTRIES: dict[str, Entry] = {

@@ -8,9 +8,12 @@ from typing import Generic
 import tomli_w
 
 from ensemblekit.core.errors import PluginError
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.parameters import parameters
 from ensemblekit.core.verification import verify_hooks
+from ensemblekit.spec.reader import build_plugin
 from ensemblekit.testing.checks import Contract, P, check
+from ensemblekit.testing.toy_run import toy_registry
 
 
 class PluginContract(Contract[P], Generic[P]):
@@ -47,7 +50,8 @@ class PluginContract(Contract[P], Generic[P]):
         if name != self.plugin.name:
             got = "no name" if name is None else f'the name "{name}"'
             raise self.violation(f'a table with name = "{self.plugin.name}"', got, "to_table")
-        restored = self.plugin_class.from_table(read).named(self.plugin.name)
+        registry = toy_registry(self.plugin)
+        restored = build_plugin(KINDS[self.plugin.kind].base_class, {"name": name, **read}, registry)
         if restored.model_dump() != self.plugin.model_dump() or restored.to_table() != table:
             raise self.violation(
                 f"an equal plugin when its table is written as TOML and read back: {self.plugin!r}",

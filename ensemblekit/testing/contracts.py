@@ -12,6 +12,7 @@ from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.parameters import parameters
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.testing.checks import Check, CheckResult
+from ensemblekit.testing.toy_run import required_plugins
 
 
 def contract(plugin: Plugin | type[Plugin]) -> list[Check]:
@@ -52,15 +53,18 @@ def run_contract(plugin: Plugin | type[Plugin]) -> list[CheckResult]:
 
 
 def _with_defaults(plugin_class: type[Plugin]) -> Plugin:
-    """An instance with the default parameters."""
-    required = [parameter.name for parameter in parameters(plugin_class) if parameter.required]
+    """An instance with the default parameters; required ones that are plugins are the simplest of their kinds."""
+    inner = required_plugins(plugin_class)
+    required = [
+        parameter.name for parameter in parameters(plugin_class) if parameter.required and parameter.name not in inner
+    ]
     name = plugin_class.__name__
     if required:
         example = ", ".join(f"{parameter}=…" for parameter in required)
         what = f"{name} has required parameters: {', '.join(required)}"
         raise UsageError(what, "contract()", f"give an instance: contract({name}({example}))")
     try:
-        return plugin_class()
+        return plugin_class(**inner)
     except (TypeError, ValidationError) as error:  # abstract, or defaults that its own validators reject
         what = f"{name} cannot be constructed with its default parameters: {error}"
         raise UsageError(what, "contract()", "fix the class") from error

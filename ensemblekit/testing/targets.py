@@ -9,11 +9,13 @@ from typing import Any
 from ensemblekit.core.errors import UsageError, did_you_mean
 from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.lookup import find_plugin
+from ensemblekit.core.nesting import replaced
 from ensemblekit.core.parameters import parameters
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.core.registry import PluginInfo, Registry, discover
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.spec.reader import build_plugin
+from ensemblekit.testing.toy_run import required_plugins, with_toys
 
 
 def find_targets(text: str, kind: str | None = None) -> tuple[Registry, list[PluginInfo]]:
@@ -63,11 +65,14 @@ def needed(plugin_class: type[Plugin]) -> str:
         plugin_class: The class of the plugin.
 
     Returns:
-        Its required parameters as options of `ensemblekit check`; "" if it has only defaults.
+        Its required parameters as options of `ensemblekit check`, without those that are plugins, for which the kit
+        has simple ones; "" if there is none.
     """
     if issubclass(plugin_class, InMemoryData):
         return "in-memory data, from Python"
-    return ", ".join(f"--set {parameter.name}=…" for parameter in parameters(plugin_class) if parameter.required)
+    inner = required_plugins(plugin_class)
+    required = [parameter.name for parameter in parameters(plugin_class) if parameter.required]
+    return ", ".join(f"--set {name}=…" for name in required if name not in inner)
 
 
 def make(info: PluginInfo, registry: Registry, settings: Mapping[str, Any]) -> Plugin:
@@ -76,7 +81,7 @@ def make(info: PluginInfo, registry: Registry, settings: Mapping[str, Any]) -> P
     Args:
         info: The plugin's entry in the registry.
         registry: Where plugins that are parameters of this one are looked up.
-        settings: Its parameters.
+        settings: Its parameters; required ones that are plugins have a default, a simple plugin of the kit.
 
     Returns:
         The plugin.
@@ -85,5 +90,7 @@ def make(info: PluginInfo, registry: Registry, settings: Mapping[str, Any]) -> P
         SpecError: if the parameters are not valid, as for a spec that contains them.
         PluginError: if the plugin cannot be imported.
     """
-    info.load()
-    return build_plugin(KINDS[info.kind].base_class, {"name": info.name, **settings}, registry)
+    inner = required_plugins(info.load())
+    tables = replaced(Plugin, inner, lambda plugin: plugin.to_table())
+    table = {"name": info.name, **tables, **settings}
+    return build_plugin(KINDS[info.kind].base_class, table, with_toys(registry, inner))

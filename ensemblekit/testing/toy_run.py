@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
+from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.losses import MSE, NLL, CrossEntropy
+from ensemblekit.core.nesting import PLUGIN, found
+from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
@@ -71,13 +74,59 @@ class ToyNetwork(Model):
 
 
 def toy_registry(*plugins: Plugin) -> Registry:
-    """A registry of these plugins by their names, and of everything else that a toy run needs."""
-    classes = {(plugin.kind, plugin.name): type(plugin) for plugin in plugins}
+    """A registry of these plugins and those in them by their names, and of everything else that a toy run needs."""
+    classes = {(plugin.kind, plugin.name): type(plugin) for outer in plugins for plugin in _with_inner(outer)}
     for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL()):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
-    return Registry(
-        PluginInfo(kind, name, f"{cls.__module__}:{cls.__qualname__}", "the contract kit", "", local_class=cls)
-        for (kind, name), cls in classes.items()
+    return Registry(_registration(cls, name) for (_, name), cls in classes.items())
+
+
+def _with_inner(plugin: Plugin) -> Iterator[Plugin]:
+    yield plugin
+    for _, inner in plugin.inner_plugins():
+        yield from _with_inner(inner)
+
+
+def _registration(cls: type[Plugin], name: str) -> PluginInfo:
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    return PluginInfo(cls.kind, name, target, "the contract kit", "", local_class=cls)
+
+
+def required_plugins(plugin_class: type[Plugin]) -> dict[str, Any]:
+    """Values for the required parameters of a plugin that are plugins: the simplest ones of their kinds.
+
+    Returns:
+        Plugins, or lists of one, by the name of the parameter.
+    """
+    required = [parameter.name for parameter in parameters(plugin_class) if parameter.required]
+    schemas = {key: field_schemas(plugin_class)[key] for key in required}
+    return {key: _simplest(schema) for key, schema in schemas.items() if plugin_kind(schema)}
+
+
+def _simplest(schema: Mapping[str, Any]) -> Any:
+    """The simplest value of a JSON schema that contains plugins."""
+    for choice in schema.get("anyOf", [schema]):
+        if PLUGIN in choice:
+            kind: str = choice[PLUGIN]
+            return _SIMPLEST.get(kind, KINDS[kind].base_class)()
+        if "prefixItems" in choice:
+            return [_simplest(item) for item in choice["prefixItems"]]
+        if "items" in choice:
+            return [_simplest(choice["items"])] * max(1, choice.get("minItems", 1))
+        if isinstance(choice.get("additionalProperties"), dict):
+            return {"toy": _simplest(choice["additionalProperties"])}
+    return None
+
+
+_SIMPLEST: dict[str, type[Plugin]] = {"model": ToyNetwork, "dataset": ToyData, "loss": CrossEntropy}
+"""For other kinds, the base class itself, whose hooks do nothing."""
+
+
+def with_toys(registry: Registry, plugins: Mapping[str, Any]) -> Registry:
+    """A registry that also has the classes of the values that `required_plugins` returns."""
+    toys = {plugin.name: plugin for value in plugins.values() for _, plugin in found(Plugin, value, "")}
+    return registry.with_plugins(
+        _registration(type(plugin), name) for name, plugin in toys.items() if name not in registry.plugins(plugin.kind)
     )
 
 
