@@ -103,6 +103,14 @@ KINDS: dict[str, Kind] = {
             built_in="AdaBelief and those of torch.optim: ensemblekit inspect training.optimizer",
         ),
         Kind(
+            "augmentation",
+            "augmentations",
+            "[[data.augment]]",
+            "ensemblekit.core.augmentation:Augmentation",
+            "ensemblekit.testing.augmentation:AugmentationContract",
+            "An augmentation of training images for ensemblekit.",
+        ),
+        Kind(
             "mix",
             "mixes",
             "[training.mix]",
