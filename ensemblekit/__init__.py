@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
+    from ensemblekit.core.metrics import Metric
     from ensemblekit.core.plugin import (
         Combination,
         DataInfo,
@@ -87,6 +88,7 @@ __all__ = [
     "ListedRun",
     "Loss",
     "Method",
+    "Metric",
     "Model",
     "Noise",
     "OptimizerPlugin",
@@ -147,6 +149,7 @@ _HOMES = {
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
+    "core.metrics": "Metric",
     "core.plugin": "Combination DataInfo Dataset Extension Family Method Model Prepared Splits",
     "core.seeds": "generator",
     "core.weights": "fit_weights",

@@ -119,6 +119,14 @@ KINDS: dict[str, Kind] = {
             "A mixture of training samples for ensemblekit.",
         ),
         Kind(
+            "metric",
+            "metrics",
+            "[[metrics]]",
+            "ensemblekit.core.metrics:Metric",
+            "ensemblekit.testing.metric:MetricContract",
+            "A metric for ensemblekit.",
+        ),
+        Kind(
             "extension",
             "extensions",
             "[[extensions]]",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.metrics import evaluate
+from ensemblekit.core.metrics import Metric, evaluate
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.runs.outputs import KeptOutputs
@@ -29,6 +29,8 @@ class Combiner:
     """How real targets were standardised; outputs are in the original units."""
     dtype: torch.dtype = torch.float32
     """The floating-point type of the networks."""
+    extra_metrics: tuple[Metric, ...] = ()
+    """Metrics beside the built-in ones."""
 
     @property
     def loss(self) -> Loss:
@@ -58,7 +60,7 @@ class Combiner:
         if targets.is_floating_point():
             targets = self.learned(targets)
         restore = None if self.target_scaling is None else self.target_scaling.restore
-        return evaluate(outputs, targets, self.loss, self.combine_learned(outputs), restore)
+        return evaluate(outputs, targets, self.loss, self.combine_learned(outputs), restore, self.extra_metrics)
 
     def learned(self, values: Tensor) -> Tensor:
         """Convert outputs or real targets from the original units to those that the members learnt."""

@@ -101,7 +101,8 @@ class Ensemble(nn.Module):
     @property
     def combiner(self) -> Combiner:
         """How the outputs of its members are combined."""
-        return Combiner(self._objective, len(self.members), self.fitted, self.target_scaling, self.dtype)
+        extra = self.spec.metrics
+        return Combiner(self._objective, len(self.members), self.fitted, self.target_scaling, self.dtype, extra)
 
     @property
     def device(self) -> torch.device:

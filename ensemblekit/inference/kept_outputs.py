@@ -63,7 +63,8 @@ class RunLoader:
         if objective.hooks.fits_combiner:
             fitted = self.directory.read_model()[0].get("combiner")
         with as_written(self.directory.path / "model.json"):
-            return Combiner(objective, len(metadata["members"]), fitted, self._scaling())
+            members = len(metadata["members"])
+            return Combiner(objective, members, fitted, self._scaling(), extra_metrics=spec.metrics)
 
     def _check_finished(self) -> None:
         path = self.directory.path

@@ -30,6 +30,7 @@ _PLUGINS = {
     "ensemble.combiner": "combiner",
     "training.loss": "loss",
     "training.mix": "mix",
+    "metrics": "metric",
     "extensions": "extension",
 }
 _BASES = {kind.name: kind.base.partition(":")[2] for kind in KINDS.values()}
@@ -48,6 +49,7 @@ SECTIONS = (
     "training.schedule",
     "training.mix",
     "engine",
+    "metrics",
     "extensions",
     "sweep",
 )

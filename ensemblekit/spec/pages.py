@@ -23,6 +23,7 @@ _ABOUT = {
     "training.optimizer": "The optimizer of the members: a name, or a table with its arguments.",
     "training.schedule": "The factor of the learning rate during training: a name, or a table with its settings.",
     "training.mix": "The mixture of training samples with others of their batch, such as mixup: a name, or a table.",
+    "metrics": "Metrics beside the built-in ones: a list of names or tables.",
     "extensions": "Loggers and callbacks that observe a run: [[extensions]] for each.",
 }
 

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from ensemblekit.core.augmentation import BatchAugmentation
 from ensemblekit.core.losses import Loss
+from ensemblekit.core.metrics import Metric
 from ensemblekit.core.plugin import Combination, Dataset, Extension, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
     MISSING,
@@ -163,6 +164,8 @@ class Spec:
     """How evaluations and predictions combine the members' outputs; None: as the methods do."""
     mix: Annotated[BatchAugmentation | None, OptionalPluginEntry("training.mix", base=BatchAugmentation)] = None
     """How training samples are mixed with others of their batch; None: they are not."""
+    metrics: Annotated[tuple[Metric, ...], PluginsEntry("metrics", base=Metric)] = ()
+    """Metrics beside the built-in ones."""
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
     sweep: Annotated[SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)] = None
     """The runs of a sweep of this spec; a single run ignores it."""

@@ -38,7 +38,7 @@ class Evaluator:
         if data.validation is not None:
             self.splits["validation"] = data.validation
         self.objective, self.engine, self.restore = objective, engine, data.restore_targets
-        self.passes = objective.hooks.passes(spec.ensemble.members) or 1
+        self.passes, self.extra_metrics = objective.hooks.passes(spec.ensemble.members) or 1, spec.metrics
         self.batch_size = max(spec.training.batch_size, EVALUATION_BYTES // (4 * math.prod(data.info.input_shape)))
         self.predictions: dict[str, Tensor] = {}
         """The members' outputs for a split, by its name."""
@@ -73,7 +73,8 @@ class Evaluator:
         """Return the metrics on a split, by names that begin with the split's."""
         outputs = self._outputs(split)
         combined = self.objective.combine(outputs, self.fitted, self.passes)
-        metrics = evaluate(outputs, self.splits[split].targets, self.objective.loss, combined, self.restore)
+        targets, extra = self.splits[split].targets, self.extra_metrics
+        metrics = evaluate(outputs, targets, self.objective.loss, combined, self.restore, extra)
         return flat_metrics(metrics, split)
 
     def final_metrics(self) -> dict[str, dict[str, float]]:
