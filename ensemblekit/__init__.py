@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
     from ensemblekit.spec.optimizers import OptimizerPlugin
+    from ensemblekit.spec.schedules import Schedule
     from ensemblekit.spec.sections import Spec
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "Prepared",
     "Problem",
     "Run",
+    "Schedule",
     "Spec",
     "Split",
     "Splits",
@@ -167,6 +169,7 @@ _HOMES = {
     "runs.outputs": "KeptOutputs",
     "runs.run": "Run",
     "spec.optimizers": "OptimizerPlugin",
+    "spec.schedules": "Schedule",
     "spec.sections": "Spec",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

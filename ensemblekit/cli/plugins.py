@@ -69,7 +69,7 @@ def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_
     """Explain a plugin, or a section of a spec.
 
     For a plugin: formula, parameters, hooks, origin. SECTION is a section of a spec, such as training, engine or
-    training.optimizer; optimizer:adam and schedule:step explain one optimizer or schedule.
+    training.optimizer; optimizer:adam explains one optimizer.
 
     Ends with TOML to paste into a spec.
     """
@@ -91,8 +91,7 @@ def _page(name: str, kind: str | None, registry: Registry) -> dict[str, Any]:
     from ensemblekit.core.lookup import find_plugin
     from ensemblekit.spec.keys import SECTIONS
 
-    prefix = name.rpartition(":")[0]
-    info = None if prefix == "schedule" else find_plugin(name, registry, kind)
+    info = find_plugin(name, registry, kind)
     if info is None and kind is None:
         from ensemblekit.spec.pages import section_page
 

@@ -103,6 +103,14 @@ KINDS: dict[str, Kind] = {
             built_in="AdaBelief and those of torch.optim: ensemblekit inspect training.optimizer",
         ),
         Kind(
+            "schedule",
+            "schedules",
+            "[training.schedule]",
+            "ensemblekit.spec.schedules:Schedule",
+            "ensemblekit.testing.schedule:ScheduleContract",
+            "A learning-rate schedule for ensemblekit.",
+        ),
+        Kind(
             "augmentation",
             "augmentations",
             "[[data.augment]]",

@@ -97,10 +97,12 @@ class PluginEntry(Entry):
 
     base: type[Plugin] = Plugin
     default: str | None = None
+    may_lack_name: bool = False
+    """Whether a table without a name is one of `default`."""
 
     def read(self, reader: Reader, value: Any) -> Plugin | None:
         if value is not MISSING:
-            return reader.plugin(self.base, value, self.path)
+            return reader.plugin(self.base, value, self.path, self.default if self.may_lack_name else None)
         if self.default is not None:
             return reader.plugin(self.base, self.default, self.path)
         installed = ", ".join(reader.registry.plugins(self.base.kind)) or "none"
@@ -113,18 +115,21 @@ class PluginEntry(Entry):
         return table["name"] if len(table) == 1 and "." in self.path else table
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        if self.may_lack_name:
+            return builder.named(builder.usable(self.base.kind), self.base.kind, self.default)
         schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
 
     def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        name = name or (self.default or "" if self.may_lack_name else "")
         return plugin_fields(registry.plugins(self.base.kind).get(name))
 
     def choices(self, registry: Registry) -> Collection[str]:
         return registry.plugins(self.base.kind)
 
     def rows(self, value: Plugin) -> Rows:
-        # of a data set, which has many parameters, only those that the spec sets
-        shown = value.model_fields_set if self.base.kind == "dataset" else None
+        # of plugins with many common parameters only those that the spec sets
+        shown = value.model_fields_set if self.base.kind in ("dataset", "schedule") else None
         yield self.path.rpartition(".")[2], section_text(value, shown)
 
     def plugins(self, value: Plugin) -> Iterator[tuple[str, Plugin]]:

@@ -29,6 +29,7 @@ _PLUGINS = {
     "method": "method",
     "ensemble.combiner": "combiner",
     "training.loss": "loss",
+    "training.schedule": "schedule",
     "training.mix": "mix",
     "metrics": "metric",
     "extensions": "extension",
@@ -54,7 +55,7 @@ SECTIONS = (
     "sweep",
 )
 """The parts of a spec, which `ensemblekit inspect` explains."""
-_ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
+_ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr")
 
 
 def spec_keys(tables: Mapping[str, Any], registry: Registry) -> list[str]:

@@ -32,7 +32,7 @@ def section_page(path: str, registry: Registry) -> dict[str, Any] | None:
     """Return all facts about a section as plain values.
 
     Args:
-        path: its dotted path, such as `training`, or one choice of a section: `optimizer:adam`, `schedule:step`.
+        path: its dotted path, such as `training`, or one choice of a section: `optimizer:adam`.
         registry: the plugins that a section can name.
 
     Returns:

@@ -19,7 +19,6 @@ from ensemblekit.core.metrics import Metric
 from ensemblekit.core.plugin import Combination, Dataset, Extension, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
     MISSING,
-    ChoiceEntry,
     EnsembleEntry,
     Entry,
     Group,
@@ -34,7 +33,7 @@ from ensemblekit.spec.entries import (
     SectionEntry,
 )
 from ensemblekit.spec.optimizers import AnyOptimizer, OptimizerPlugin, optimizer_classes, optimizer_section
-from ensemblekit.spec.schedules import SCHEDULES, Schedule
+from ensemblekit.spec.schedules import Schedule
 from ensemblekit.spec.sweep import SweepSection
 
 DEFAULT_LOSS = "cross_entropy"
@@ -151,7 +150,7 @@ class Spec:
     ]
     schedule: Annotated[
         Schedule,
-        ChoiceEntry("training.schedule", names=SCHEDULES.keys, section_of=SCHEDULES.__getitem__, default="constant"),
+        PluginEntry("training.schedule", base=Schedule, default="constant", may_lack_name=True),
     ]
     training: Annotated[
         TrainingSection,

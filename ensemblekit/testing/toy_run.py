@@ -30,6 +30,7 @@ from ensemblekit.data.augmentation import Crop, Flip, Rotate
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run
 from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.schedules import Constant
 from ensemblekit.spec.sections import ENGINES, Spec
 
 BATCH_SIZE = 9
@@ -77,7 +78,7 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins and those in them by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for outer in plugins for plugin in _with_inner(outer)}
-    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL(), Crop(), Flip(), Rotate()):
+    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL(), Constant(), Crop(), Flip(), Rotate()):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(_registration(cls, name) for (_, name), cls in classes.items())
 

@@ -36,6 +36,9 @@ OTHER_PARAMETERS = {
     "snapshot": [{"at_epochs": [2, 3]}, {"cycles": 2}],
     "soft_boosting": [{"shrinkage": 0.3}],
     "fast_geometric": [{"cycles": 2}, {"cycles": 1, "cycle": 4}],
+    "step": [{"every": 2}],
+    "multistep": [{"after": [3, 7]}],
+    "cosine": [{"final": 0.1, "warmup_epochs": 1.5}],
     "mlp": [{"dropout": 0.5}, {"hidden": []}],
     "resnet": [{"width": 4, "blocks": 2, "dropout": 0.5}],
     "mobilenet_v3_tiny": [{"dropout": 0.5}],
@@ -43,7 +46,7 @@ OTHER_PARAMETERS = {
     # the default has eleven million weights; this one has few layers
     "torchvision": [{"arch": "squeezenet1_1"}],
 }
-INSTEAD_OF_DEFAULTS = {"snapshot", "torchvision"}
+INSTEAD_OF_DEFAULTS = {"step", "multistep", "snapshot", "torchvision"}
 NEED_FILES = {"given", "image_folder", "table"}
 WHOLE_CONTRACT = {check.name for check in DatasetContract(GoodData()).select(PluginContract, DatasetContract)}
 """The checks of a data set whose files are present."""
