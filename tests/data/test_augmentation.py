@@ -215,3 +215,11 @@ def test_the_schema_has_the_installed_augmentations() -> None:
         if table.get("properties", {}).get("name") == {"const": "digits"}
     ]
     assert digits_schema["properties"]["augment"]["items"] == {"$ref": "#/$defs/augmentation"}
+
+
+def test_default_augmentations_do_not_count_as_set_by_the_spec() -> None:
+    tables = {"data": {"name": "fashion_mnist"}, "model": {"name": "mlp"}}
+    default, explicit = (load_spec(tables, changes, discover()) for changes in ({}, {"data.augment": ["flip"]}))
+    assert default.data.augment == explicit.data.augment
+    assert "augment" not in default.data.model_fields_set
+    assert "augment" in explicit.data.model_fields_set
