@@ -135,9 +135,10 @@ def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
     if got != shape:
         extra = " and those of extra_outputs()" if model.extra_outputs(input_shape) else ""
+        builder, of_what = ("build_family", "each member and sample") if len(shape) == 3 else ("build", "each sample")
         raise PluginError(
             f'model "{model.name}" built a network whose output is {got}',
-            fix=f"let build() return a network with num_outputs outputs{extra} for each sample",
+            fix=f"let {builder}() return a network with num_outputs outputs{extra} for {of_what}",
             plugin=model.name,
             expected=expected,
         )
