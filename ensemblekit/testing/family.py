@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from ensemblekit.core.errors import PluginError
 from ensemblekit.core.plugin import Family
 from ensemblekit.members.build import build_member
 from ensemblekit.testing.checks import Check, Reference, check
