@@ -48,6 +48,7 @@ def samme_update(weights: Tensor, wrong: Tensor, num_classes: int, shrinkage: fl
         than guessing, err >= 1 - 1/C, has no vote, and the weights stay as they are. The error counts as at least that
         of half a sample of mean weight, so that the vote of a member without a mistake is large but finite.
     """
+    wrong = wrong.to(weights.dtype)
     error = float((weights * wrong).sum() / weights.sum())
     if error >= 1 - 1 / num_classes:
         return 0.0, _with_mean_one(weights)
