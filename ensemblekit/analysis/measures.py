@@ -85,14 +85,16 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     Returns:
         For classes: `correct`, `confidence`, `nll`, `brier`, `member_correct` (N, M), `disagreement`; for real
         targets: `squared_error` (N, C), `absolute_error`, `member_squared_error` (N, M), `centred_target` (N, C); and
-        for both `loss` and `diversity`.
+        for both `loss` and, if the loss is twice differentiable, `diversity`.
     """
     loss, outputs, targets = combiner.loss, combiner.learned(kept.outputs), kept.targets
-    learned_targets = combiner.learned(targets) if targets.is_floating_point() else targets
+    learned_targets = combiner.learned_targets(targets)
     combined = combiner.combine_kept(kept)
-    found = {"loss": loss(combined, learned_targets), "diversity": _diversity(outputs, learned_targets, loss)}
+    found = {"loss": loss(combined, learned_targets)}
+    if loss.twice_differentiable:
+        found["diversity"] = _diversity(outputs, learned_targets, loss)
     if loss.takes == "values" and (targets.is_floating_point() or targets.ndim > 1 or outputs.shape[-1] == 1):
-        found |= _of_values(kept.outputs, combiner.restored(combined), targets)
+        found |= _of_values(loss.point(kept.outputs), loss.point(combiner.restored(combined)), targets)
     else:
         classes = (targets.flatten() > 0 if loss.takes == "margins" else targets).long()
         found |= _of_classes(outputs, combined, classes, loss)
@@ -195,30 +197,45 @@ def _root(name: str) -> Callable[[Quantities], SampleStatistic]:
     )
 
 
-MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure("accuracy", True, "%", _mean("correct")),
-    "mse": Measure("MSE", False, "", _mean("squared_error")),
-    "rmse": Measure("RMSE", False, "", _root("squared_error")),
-    "r2": Measure("R²", True, "", _determination),
-    "nll": Measure("NLL", False, "", _mean("nll")),
-    "ece": Measure("ECE", False, "", _calibration),
-    "brier": Measure("Brier", False, "", _mean("brier")),
-    "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
-    "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
-    "oracle_accuracy": Measure(
-        "oracle", True, "%", lambda quantities: SampleStatistic(quantities["member_correct"].amax(dim=1))
-    ),
-    "mean_member_mse": Measure("mean member", False, "", _mean("member_squared_error")),
-    "best_member_mse": Measure("best member", False, "", _best("member_squared_error", largest=False)),
-    "diversity": Measure("diversity", None, "", _mean("diversity")),
-    "disagreement": Measure("disagreement", None, "%", _mean("disagreement")),
-    "loss": Measure("loss", False, "", _mean("loss")),
-    "train_loss": Measure("training loss", False),
-    "parameters": Measure("parameters", False),
-    "training_seconds": Measure("training time", False, "s"),
-    "milliseconds_per_1000": Measure("per 1,000", False, "ms"),
-}
-"""Every measure that a comparison can show, by name, in the order of its columns."""
+class _Measures(dict[str, Measure]):
+    """Measures by name; one that is not listed is a metric of a plugin, under its own name."""
+
+    def __missing__(self, name: str) -> Measure:
+        return Measure(name.replace("_", " "))
+
+
+MEASURES: Mapping[str, Measure] = _Measures(
+    {
+        "accuracy": Measure("accuracy", True, "%", _mean("correct")),
+        "mse": Measure("MSE", False, "", _mean("squared_error")),
+        "rmse": Measure("RMSE", False, "", _root("squared_error")),
+        "r2": Measure("R²", True, "", _determination),
+        "nll": Measure("NLL", False, "", _mean("nll")),
+        "ece": Measure("ECE", False, "", _calibration),
+        "brier": Measure("Brier", False, "", _mean("brier")),
+        "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
+        "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
+        "oracle_accuracy": Measure(
+            "oracle", True, "%", lambda quantities: SampleStatistic(quantities["member_correct"].amax(dim=1))
+        ),
+        "mean_member_mse": Measure("mean member", False, "", _mean("member_squared_error")),
+        "best_member_mse": Measure("best member", False, "", _best("member_squared_error", largest=False)),
+        "diversity": Measure("diversity", None, "", _mean("diversity")),
+        "disagreement": Measure("disagreement", None, "%", _mean("disagreement")),
+        "loss": Measure("loss", False, "", _mean("loss")),
+        "train_loss": Measure("training loss", False),
+        "parameters": Measure("parameters", False),
+        "training_seconds": Measure("training time", False, "s"),
+        "milliseconds_per_1000": Measure("per 1,000", False, "ms"),
+    }
+)
+"""Every built-in measure that a comparison can show, by name, in the order of its columns."""
+
+
+def plugin_metrics(run: Run) -> dict[str, float]:
+    """Return the final test metrics of a run that come from plugins, by name."""
+    final = {metric.name: run.metrics.get(f"test_{metric.name}") for metric in run.spec.metrics}
+    return {name: float(value) for name, value in final.items() if value is not None}
 
 
 def statistics_of(quantities: Quantities) -> dict[str, SampleStatistic]:

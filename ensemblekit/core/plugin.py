@@ -191,6 +191,24 @@ class Method(Plugin):
         """Restore what `state` returned; tensors are on the CPU."""
 
 
+class Combination(Plugin):
+    """Combines the outputs of a trained ensemble: implements `combine`, and `fit_combiner` if it fits parameters.
+
+    Evaluations and predictions use it; the members are trained as without it.
+    """
+
+    kind = "combiner"
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression")
+    """The tasks that it can be used for."""
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if info.task not in self.tasks:
+            what = f'"{self.name}" combines predictions of classes, but the task of "{spec.data.name}" is {info.task}'
+            if info.task == "classification":
+                what = f'"{self.name}" combines real values, but the task of "{spec.data.name}" is classification'
+            yield Problem("", what, 'use another combiner, for example "mean"')
+
+
 class Extension(Plugin):
     """A plugin that follows a run through the life-cycle hooks: a logger, a callback."""
 
@@ -251,12 +269,18 @@ class Model(Plugin):
             seed: Of this member; all randomness must be derived from it.
         """
 
-    def known_outputs(self, split: str, indices: Tensor) -> Tensor | None:
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether members know their outputs for the samples of a run, and cannot compute any."""
+        return type(self).known_outputs is not Model.known_outputs
+
+    def known_outputs(self, split: str, indices: Tensor, loss: Loss) -> Tensor | None:
         """Return the outputs (N, num_outputs) of a member that knows them for the samples of a split.
 
         Args:
             split: "train", "validation" or "test".
             indices: The samples' indices in their data set (N,), as in `Split.indices`.
+            loss: What the outputs mean.
 
         Returns:
             The outputs on the CPU; None, the default, if the network computes them from the inputs.

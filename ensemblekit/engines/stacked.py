@@ -11,6 +11,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.core.misuse import find_misuse
 from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
@@ -26,7 +27,7 @@ from ensemblekit.engines.base import (
 )
 from ensemblekit.engines.sequential import MemberPart
 from ensemblekit.engines.stacked_layers import StackedNetwork
-from ensemblekit.members.flat_parameters import FlatParameters, per_tensor_state
+from ensemblekit.members.flat_parameters import FlatParameters, is_shared
 from ensemblekit.members.state import MemberState, OptimizerState
 from ensemblekit.members.stochastic import (
     StochasticLayer,
@@ -86,11 +87,11 @@ class Stack(Part):
 
     def _stack_optimizer_state(self) -> OptimizerState:
         states = [member.optimizer_state for member in self.members]
-        shared = per_tensor_state(self.optimizer)
+        shared = self.optimizer.per_tensor_state
         return {
             name: {
-                key: first[key] if key in shared else torch.stack([state[name][key] for state in states])
-                for key in first
+                key: value if is_shared(key, value, shared) else torch.stack([state[name][key] for state in states])
+                for key, value in first.items()
             }
             for name, first in states[0].items()
         }
@@ -187,10 +188,10 @@ class Stack(Part):
     def store_optimizer_state(self) -> None:
         if self.frozen:
             return
-        state, shared = self.parameters.state(), per_tensor_state(self.optimizer)
+        state, shared = self.parameters.state(), self.optimizer.per_tensor_state
         for row, member in enumerate(self.members):
             member.optimizer_state = {
-                name: {key: value if key in shared else value[row] for key, value in values.items()}
+                name: {key: value if is_shared(key, value, shared) else value[row] for key, value in values.items()}
                 for name, values in state.items()
             }
 
@@ -209,7 +210,7 @@ class StackedEngine(Engine):
             if not optimizer.elementwise:
                 name = optimizer.name
                 return f'the optimizer "{name}" is not known to be element-wise, so it needs every parameter by itself'
-            if reason := member.model.unsupported().get("vmap"):
+            if not _is_alone(member) and (reason := member.model.unsupported().get("vmap")):
                 return f'model "{member.model.name}": {reason}'
         return None
 
@@ -239,7 +240,10 @@ class StackedEngine(Engine):
         # without a leaf in between. It saves about ten operations a step (benchmark rows tiny-16 and tiny-64).
         outputs = at_least_float32(stack.attached_outputs(stack.views(batch.inputs, step), step))
         value = self.objective(outputs, batch.targets, weights, None, stack.indices, moment, batch.mix)
-        stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
+        try:
+            stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
+        except RuntimeError as error:  # a hook that has called backward() is seen only here
+            raise find_misuse(self.objective, outputs, batch.targets) or error from error
         stack.update(learning_rate, moment)
         return value.detach(), outputs.detach()
 

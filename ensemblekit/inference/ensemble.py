@@ -72,7 +72,8 @@ class Ensemble(nn.Module):
         methods: Sequence[Method] | None = None,
     ) -> None:
         super().__init__()
-        self.plans = tuple(plans or spec.networks[: len(members)])
+        # networks that the spec does not count, such as copies, are like its last one
+        self.plans = tuple(plans or (*spec.networks, *[spec.networks[-1]] * len(members))[: len(members)])
         self.methods = tuple(spec.methods if methods is None else methods)
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
@@ -109,7 +110,13 @@ class Ensemble(nn.Module):
     def combiner(self) -> Combiner:
         """How the outputs of its members are combined."""
         return Combiner(
-            self._objective, len(self._indices), self.fitted, self.target_scaling, self.dtype, tuple(self._indices)
+            self._objective,
+            len(self._indices),
+            self.fitted,
+            self.target_scaling,
+            self.dtype,
+            tuple(self._indices),
+            self.spec.known_metrics,
         )
 
     @property
@@ -242,7 +249,7 @@ class Ensemble(nn.Module):
 
         Returns:
             For classification an array (B,) of class names, or a tensor (B,) of class indices if the classes have no
-            names; for regression a tensor (B, C) of values.
+            names; for regression a tensor (B, C) of values: the point predictions that the outputs mean.
 
         Raises:
             DataError: the inputs have another shape, or are not numbers.
@@ -253,7 +260,7 @@ class Ensemble(nn.Module):
             check_finite(outputs, lambda index: f"input {index}")
             combined = self.combiner.restored(self.combine_networks(outputs))
             if self.info.task == "regression":
-                return combined
+                return self.loss.point(combined)
             indices = self.loss.probabilities(combined).argmax(dim=-1)
         return indices if self.classes is None else np.array(self.classes)[indices.cpu().numpy()]
 

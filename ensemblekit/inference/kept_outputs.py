@@ -71,12 +71,19 @@ class RunLoader:
             plans = [by_index[index] for index in metadata["members"]]
             members = [plan for plan in plans if plan.group.role == "member"] or plans
             indices = tuple(plan.index + number for plan in members for number in range(plan.members))
-            return Combiner(objective, len(indices), tensors.get("combiner"), self._scaling(), indices=indices)
+            return Combiner(
+                objective,
+                len(indices),
+                tensors.get("combiner"),
+                self._scaling(),
+                indices=indices,
+                extra_metrics=spec.known_metrics,
+            )
 
     @staticmethod
     def _combines_by_tensors(spec: Spec, metadata: Mapping[str, Any]) -> bool:
         """Whether the combination may need tensors of the model: fitted ones, or what methods remember."""
-        plugins = [*spec.methods, getattr(spec, "combiner", None)]
+        plugins = [*spec.methods, spec.combiner]
         implemented = [hook for plugin in plugins for hook in implemented_hooks(type(plugin))]
         remembers = any(type(method).state is not Method.state for method in spec.methods)
         return "fit_combiner" in implemented or remembers or bool(metadata.get("methods"))
@@ -97,7 +104,9 @@ class RunLoader:
         scaling = self._scaling() if kept.targets.is_floating_point() else None
         if scaling is None:
             return kept
-        return replace(kept, outputs=scaling.restore(kept.outputs), targets=scaling.restore(kept.targets))
+        loss = read_spec(self.directory, self.registry).loss
+        outputs = loss.rescale(kept.outputs, scaling.restore)
+        return replace(kept, outputs=outputs, targets=scaling.restore(kept.targets))
 
     def _compute(self, data: Any) -> dict[str, KeptOutputs]:
         """Compute the outputs of a run that has kept none, and keep them if it may and if nobody uses the directory."""

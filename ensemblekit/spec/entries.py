@@ -18,6 +18,7 @@ from ensemblekit.core.plugin import Method, Model, Plugin, Section
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
+from ensemblekit.spec.unavailable import Unavailable
 
 if TYPE_CHECKING:
     from ensemblekit.spec.schema import SchemaBuilder
@@ -35,10 +36,16 @@ class Entry(ABC):
     path: str
     """The dotted path of its key."""
     required: bool = False
+    only_training: bool = False
+    """Whether only training needs it: a run can then be loaded where it cannot be read."""
 
     @abstractmethod
     def read(self, reader: Reader, value: Any) -> Any:
         """Read the value of the key; `MISSING` if there is none. Mistakes are added to the reader's problems."""
+
+    def unavailable(self, value: Any) -> Any:
+        """Return what stands for a value that cannot be read; `write` writes it as it was."""
+        return Unavailable.of(value)
 
     @abstractmethod
     def write(self, value: Any) -> Any:
@@ -99,10 +106,12 @@ class PluginEntry(Entry):
 
     base: type[Plugin] = Plugin
     default: str | None = None
+    may_lack_name: bool = False
+    """Whether a table without a name is one of `default`."""
 
     def read(self, reader: Reader, value: Any) -> Plugin | None:
         if value is not MISSING:
-            return reader.plugin(self.base, value, self.path)
+            return reader.plugin(self.base, value, self.path, self.default if self.may_lack_name else None)
         if self.default is not None:
             return reader.plugin(self.base, self.default, self.path)
         installed = ", ".join(reader.registry.plugins(self.base.kind)) or "none"
@@ -115,22 +124,44 @@ class PluginEntry(Entry):
         return table["name"] if len(table) == 1 and "." in self.path else table
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        if self.may_lack_name:
+            return builder.named(builder.usable(self.base.kind), self.base.kind, self.default)
         schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
 
     def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        name = name or (self.default or "" if self.may_lack_name else "")
         return plugin_fields(registry.plugins(self.base.kind).get(name))
 
     def choices(self, registry: Registry) -> Collection[str]:
         return registry.plugins(self.base.kind)
 
     def rows(self, value: Plugin) -> Rows:
-        # of a data set, which has many parameters, only those that the spec sets
-        shown = value.model_fields_set if self.base.kind == "dataset" else None
+        # of plugins with many common parameters only those that the spec sets
+        shown = value.model_fields_set if self.base.kind in ("dataset", "loss", "schedule") else None
         yield self.path.rpartition(".")[2], section_text(value, shown)
 
     def plugins(self, value: Plugin) -> Iterator[tuple[str, Plugin]]:
         yield self.path, value
+
+
+@dataclass(frozen=True)
+class OptionalPluginEntry(PluginEntry):
+    """One plugin of a kind that a spec need not have; None then."""
+
+    def read(self, reader: Reader, value: Any) -> Plugin | None:
+        return None if value is MISSING else super().read(reader, value)
+
+    def write(self, value: Plugin | None) -> Any:
+        return MISSING if value is None else super().write(value)
+
+    def rows(self, value: Plugin | None) -> Rows:
+        if value is not None:
+            yield from super().rows(value)
+
+    def plugins(self, value: Plugin | None) -> Iterator[tuple[str, Plugin]]:
+        if value is not None:
+            yield from super().plugins(value)
 
 
 @dataclass(frozen=True)
@@ -167,6 +198,10 @@ class PluginsEntry(Entry):
             reader.problem(self.path, f'"{name}" is listed twice', "list each once")
         return plugins
 
+    def unavailable(self, value: Any) -> tuple[Unavailable, ...]:
+        listed = value if isinstance(value, list | tuple) else [value]
+        return tuple(Unavailable.of(item) for item in listed)
+
     def write(self, value: tuple[Plugin, ...]) -> Any:
         tables = [plugin.to_table() for plugin in value]
         if self.single:
@@ -196,7 +231,8 @@ class PluginsEntry(Entry):
 
     def plugins(self, value: tuple[Plugin, ...]) -> Iterator[tuple[str, Plugin]]:
         for index, plugin in enumerate(value):
-            yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
+            if not isinstance(plugin, Unavailable):
+                yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
 
 
 @dataclass(frozen=True)
@@ -291,6 +327,45 @@ class GroupSection(Section):
         if self.role == "auxiliary" and not self.name:
             raise ValueError('a group with role = "auxiliary" needs a name')
         return self
+
+
+@dataclass(frozen=True)
+class PluginChoiceEntry(ChoiceEntry):
+    """A section that is chosen by name, or a plugin of a kind: an optimizer of torch, or one of a package."""
+
+    base: type[Plugin] = Plugin
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        value = self.default if value is MISSING else value
+        named = reader.named(value, self.path, self.default)
+        if named is None:
+            return None
+        plugin = reader.registry.plugins(self.base.kind).get(named[0])
+        if plugin is None:
+            names = self.choices(reader.registry)
+            return reader.choice(value, self.path, names, self.section_of, self.default)
+        if named[0] in self.names():
+            kind = self.base.kind
+            what = f'two {kind}s are called "{named[0]}": the built-in one and that of {plugin.package}'
+            reader.problem(f"{self.path}.name", what, "rename that of the plugin")
+            return None
+        return reader.plugin(self.base, value, self.path)
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        sections = [(name, self.section_of(name)) for name in self.names()]
+        sections += [pair for pair in builder.usable(self.base.kind) if pair[0] not in self.names()]
+        return builder.named(sections, self.path.rpartition(".")[2], self.default)
+
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        plugin = registry.plugins(self.base.kind).get(name)
+        return super().fields(registry, name) if plugin is None else plugin_fields(plugin)
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return [*self.names(), *registry.plugins(self.base.kind)]
+
+    def plugins(self, value: Section) -> Iterator[tuple[str, Plugin]]:
+        if isinstance(value, Plugin):
+            yield self.path, value
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,17 @@ from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.kinds import KINDS
-from ensemblekit.core.losses import MSE, NLL, CrossEntropy
+from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge
 from ensemblekit.core.nesting import PLUGIN, found
 from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
+from ensemblekit.data.augmentation import Crop, Flip, Rotate
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run
 from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.schedules import Constant
 from ensemblekit.spec.sections import ENGINES, Spec
 
 BATCH_SIZE = 9
@@ -43,11 +45,12 @@ class ToyData(Dataset):
     shape: tuple[int, ...] = Field((6,), description="shape of an input")
     regression: bool = Field(False, description="predict real values instead of a class")
     num_classes: int = Field(NUM_CLASSES, ge=2, description="number of classes")
+    num_values: int = Field(NUM_VALUES, ge=1, description="number of real values to predict")
 
     @property
     def info(self) -> DataInfo:
         if self.regression:
-            return DataInfo("regression", self.shape, NUM_VALUES)
+            return DataInfo("regression", self.shape, self.num_values)
         return DataInfo("classification", self.shape, self.num_classes)
 
     def load(self, seed: int) -> Splits:
@@ -76,7 +79,8 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins and those in them by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for outer in plugins for plugin in _with_inner(outer)}
-    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL()):
+    others = (CrossEntropy(), MSE(), NLL(), GaussianHinge(), Constant(), Crop(), Flip(), Rotate())
+    for plugin in (ToyData(), ToyNetwork(), *others):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(_registration(cls, name) for (_, name), cls in classes.items())
 
