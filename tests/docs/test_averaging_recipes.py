@@ -93,7 +93,7 @@ def test_swag_has_the_covariance_of_the_paper(model):
     assert float(expected.abs().max()) > 0.3
 
 
-def test_swag_trains_one_network_and_resumes_as_any_model(model, tmp_path):
+def test_swag_trains_one_network_and_predicts_with_different_ones(tmp_path):
     table = {"name": "swag", "model": {"name": "mlp", "hidden": [16], "batch_norm": False}, "start": 4, "every": 1}
     data = {"name": "digits", "limit_train": 200, "limit_test": 100}
     plugins = [COOKBOOK / "swag.py"]
