@@ -87,7 +87,7 @@ class AdaBoost(Method):
     Each member is trained for its share of the epochs and then frozen; its outputs for the training data decide how the
     samples are weighted for the next one. Variant `samme` counts mistakes, and members vote with weights alpha; variant
     `samme.r` uses the members' probabilities, and the ensemble's are their geometric mean. A member that is still in
-    training has no vote, except that the first one predicts alone.
+    training has no vote, but the first one predicts alone. As long as no member has a vote, their mean predicts.
     """
 
     paper = "Zhu et al. 2009, Multi-class AdaBoost, algorithms 2 and 4"
@@ -113,8 +113,8 @@ class AdaBoost(Method):
 
     @hookimpl
     def combine(self, outputs: Tensor, loss: Loss, members: Tensor) -> Tensor | None:
-        if len(outputs) == 1 or not self._alphas:
-            return None  # a single member predicts as it is
+        if len(outputs) == 1 or not any(self._alphas):
+            return None  # a single member predicts as it is; if nobody has a vote, all do
         known = torch.tensor([*self._alphas, 0.0], dtype=outputs.dtype, device=outputs.device)
         alphas = known[members.clamp_max(len(self._alphas))]  # zero for the member in training
         shares = (alphas / alphas.sum().clamp_min(SMALLEST_SHARE)).view(-1, 1, 1)

@@ -23,7 +23,14 @@ from ensemblekit.core.objective import Objective
 
 ROUNDS = 8
 DATA = {"name": "digits", "limit_train": 200, "limit_test": 100}
+QUICK = training(epochs=4, batch_size=20, optimizer={"name": "sgd", "lr": 0.5})
+"""Ten steps in an epoch; each member becomes better than guessing."""
 PLAIN = {"data": DATA, "model": {"name": "mlp", "hidden": [8]}}
+
+
+def alphas(run) -> list[float]:
+    """The weights of the members' votes that a trained model has."""
+    return load_file(run / "model.safetensors")["methods.adaboost.alphas"].tolist()
 
 
 class Recording(AdaBoostClassifier):
@@ -108,6 +115,13 @@ def test_a_member_that_only_guesses_has_no_vote_and_changes_no_weights():
     assert torch.equal(after, weights)
 
 
+def test_if_nobody_has_a_vote_the_mean_predicts():
+    outputs = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(0))
+    method = ek.methods()["adaboost"].load()()
+    method.load_state({"alphas": torch.zeros(3, dtype=torch.float64)})
+    torch.testing.assert_close(Objective([method], CrossEntropy()).predict(outputs), outputs.mean(dim=0))
+
+
 def test_a_member_without_a_mistake_has_a_large_finite_vote_and_changes_no_weights():
     weights = torch.tensor([0.5, 1.0, 1.5, 1.0], dtype=torch.float64)
     alpha, after = samme_update(weights, torch.zeros(4, dtype=torch.bool), 3)
@@ -146,8 +160,8 @@ def test_a_run_trains_each_member_on_the_weights_that_those_before_it_imply(tmp_
         weights = weights * torch.where(wrong, math.exp(votes[-1]), 1.0)
         weights = (weights / weights.mean()).float().double()
         assert float(weights.std()) > 0.2
+    assert alphas(tmp_path / "run") == pytest.approx(votes, rel=1e-5)
     last = load_file(max((tmp_path / "run" / "checkpoints").glob("*.safetensors")))
-    assert last["methods.adaboost.alphas"].tolist() == pytest.approx(votes, rel=1e-5)
     torch.testing.assert_close(last["training.sample_weights"][:, 0], weights.float(), rtol=1e-5, atol=0)
 
 
@@ -155,8 +169,10 @@ def test_a_run_trains_each_member_on_the_weights_that_those_before_it_imply(tmp_
 def test_all_engines_agree(variant, tmp_path):
     results = {}
     for engine in ("sequential", "threaded", "stacked"):
-        spec = small_spec(method={"name": "adaboost", "variant": variant}, engine={"name": engine, "device": "cpu"})
+        method = {"name": "adaboost", "variant": variant}
+        spec = small_spec(method=method, engine={"name": engine, "device": "cpu"}, training=QUICK)
         results[engine] = ek.train(spec, tmp_path / engine, progress=False).outputs("test").outputs
+        assert all(alpha > 0.1 for alpha in alphas(tmp_path / engine))
     for engine in ("threaded", "stacked"):
         torch.testing.assert_close(results[engine], results["sequential"], rtol=1e-3, atol=2e-4)
 
@@ -164,12 +180,13 @@ def test_all_engines_agree(variant, tmp_path):
 @pytest.mark.parametrize("variant", ["samme", "samme.r"])
 @pytest.mark.parametrize(
     "stop",
-    [CrashOnSave(1), CrashOnSave(2), CrashAfter(2, 2), SignalAfter(signal.SIGTERM, 1, 4)],
+    [CrashOnSave(1), CrashOnSave(2), CrashAfter(2, 2), SignalAfter(signal.SIGTERM, 1, 10)],
     ids=["after the first member", "second", "in its middle", "in the evaluation after the first"],
 )
 def test_a_resumed_run_is_bit_identical(variant, stop, tmp_path):
-    spec = small_spec(method={"name": "adaboost", "variant": variant}, training=training(epochs=4))
+    spec = small_spec(method={"name": "adaboost", "variant": variant}, training=QUICK)
     ek.train(spec, tmp_path / "whole", progress=False)
+    assert all(alpha > 0.1 for alpha in alphas(tmp_path / "whole"))
     spec["training"] = spec["training"] | {"checkpoint_every_minutes": 1e-9}
     with pytest.raises((Crash, Interrupted)):
         ek.train(spec, tmp_path / "part", progress=stop)
