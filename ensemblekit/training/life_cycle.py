@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.core.errors import PluginError
+from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Method
 from ensemblekit.engines.base import Samples
 from ensemblekit.members.growing import GrowingMembers
@@ -60,6 +61,8 @@ class EnsembleInTraining:
         """Compute the batch-norm statistics of a member anew, as cumulative means over the training data."""
         state = self.members.state_of(member)
         norms = [layer for layer in state.network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        if not norms:
+            return
         momenta = [norm.momentum for norm in norms]
         state.network.eval()
         for norm in norms:
@@ -78,6 +81,11 @@ class EnsembleInTraining:
     def targets(self) -> Tensor:
         """The training targets: class indices (N,), or real values (N, C) as the networks learn them."""
         return self._trainer.data.train.targets
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the run, which defines what outputs mean."""
+        return self._trainer.objective.loss
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
