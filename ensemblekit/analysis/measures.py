@@ -234,7 +234,7 @@ MEASURES: Mapping[str, Measure] = _Measures(
 
 def plugin_metrics(run: Run) -> dict[str, float]:
     """Return the final test metrics of a run that come from plugins, by name."""
-    final = {metric.name: run.metrics.get(f"test_{metric.name}") for metric in run.spec.metrics}
+    final = {metric.name: run.metrics.get(f"test_{metric.name}") for metric in run.spec.known_metrics}
     return {name: float(value) for name, value in final.items() if value is not None}
 
 

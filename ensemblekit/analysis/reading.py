@@ -133,7 +133,7 @@ def _read(run: Run) -> tuple[RunFacts, TestData]:
     statistics = statistics_of(sample_quantities(kept, run.combiner()))
     values = {name: statistic.value() for name, statistic in statistics.items()} | plugin_metrics(run)
     values |= recorded_measures(run)
-    directions = {metric.name: metric.higher_is_better for metric in run.spec.metrics}
+    directions = {metric.name: metric.higher_is_better for metric in run.spec.known_metrics}
     facts = RunFacts(run.path, run.spec.seed, flatten(run.spec.to_dict()), values, statistics, directions)
     return facts, TestData.of(run, kept)
 

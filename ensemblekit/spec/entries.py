@@ -141,8 +141,9 @@ class PluginEntry(Entry):
         shown = value.model_fields_set if self.base.kind in ("dataset", "loss", "schedule") else None
         yield self.path.rpartition(".")[2], section_text(value, shown)
 
-    def plugins(self, value: Plugin) -> Iterator[tuple[str, Plugin]]:
-        yield self.path, value
+    def plugins(self, value: Plugin | Unavailable | None) -> Iterator[tuple[str, Plugin]]:
+        if isinstance(value, Plugin):
+            yield self.path, value
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,6 @@ class OptionalPluginEntry(PluginEntry):
     def rows(self, value: Plugin | None) -> Rows:
         if value is not None:
             yield from super().rows(value)
-
-    def plugins(self, value: Plugin | None) -> Iterator[tuple[str, Plugin]]:
-        if value is not None:
-            yield from super().plugins(value)
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,6 @@ ENTRIES: dict[str, Entry] = {
 TRAINING_KINDS = {
     entry.base.kind
     for entry in ENTRIES.values()
-    if entry.only_training and isinstance(entry, PluginEntry | PluginsEntry)
+    if entry.only_training and isinstance(entry, PluginEntry | PluginsEntry | PluginChoiceEntry)
 }
 """The kinds of plugins that only training needs."""

@@ -128,5 +128,5 @@ class Sees(ek.Method):
 def test_what_a_method_has_fitted_reaches_no_other(methods):
     outputs, target = torch.randn(3, 5, 4), torch.randint(4, (5,))
     objective = Objective(methods, CrossEntropy())
-    fitted = objective.hooks.fit_combiner(outputs, target, objective.loss)
-    torch.testing.assert_close(objective.combine(outputs, fitted), outputs.mean(dim=0) / (1 + outputs.std()))
+    fitted = objective.fit_combiner(outputs, target)
+    torch.testing.assert_close(objective.predict(outputs, fitted), outputs.mean(dim=0) / (1 + outputs.std()))
