@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemblekit.core.errors import PluginError
+from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Method
 from ensemblekit.engines.base import Samples
 from ensemblekit.members.growing import GrowingMembers
@@ -73,6 +74,11 @@ class EnsembleInTraining:
             norm.momentum = momentum
         state.known.clear()
         self.members.changed = True
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that is trained with, which says what outputs mean."""
+        return self._trainer.spec.loss
 
     @property
     def targets(self) -> Tensor:
