@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
-from ensemblekit.core.errors import NumericError
+from ensemblekit.core.errors import NumericError, UsageError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Method, Model
@@ -83,8 +83,14 @@ def decompose(outputs: Tensor, target: Tensor, loss: LossLike = DEFAULT_LOSS) ->
         outputs: the members' raw outputs (M, B, C).
         target: class indices (B,) or real values (B,) or (B, C).
         loss: the loss, its name or its table.
+
+    Raises:
+        UsageError: the loss is not twice differentiable, so that it has no diversity.
     """
     chosen = _loss(loss)
+    if not chosen.twice_differentiable:
+        what = f'the loss "{chosen.name}" is not twice differentiable, and the diversity is a second derivative'
+        raise UsageError(what, "decompose", "use another loss")
     chosen.check_values(outputs, target)
     return decomposition.decompose(outputs, target, chosen)
 

@@ -68,7 +68,7 @@ class Evidence:
     recorded: Mapping[str, float] = field(default_factory=dict)
     """Training loss, training diversity …"""
     validation_diversity: Tensor | None = None
-    """The diversity of each validation sample; None without validation data."""
+    """The diversity of each validation sample; None without validation data, or if the loss has no diversity."""
     smaller: SmallerEnsemble | None = None
     """The smallest ensemble that is as good; None if all members are needed, or if it is not known."""
 
@@ -85,7 +85,7 @@ class Evidence:
             sample_quantities(kept, combiner),
             _guess_loss(kept, combiner),
             recorded_measures(run),
-            None if validation is None else sample_quantities(validation, combiner)["diversity"],
+            None if validation is None else sample_quantities(validation, combiner).get("diversity"),
             smallest_equal_ensemble(kept, combiner),
         )
 
@@ -242,12 +242,30 @@ def _ends(name: str, interval: Interval) -> dict[str, float]:
 def _guess_loss(kept: KeptOutputs, combiner: Combiner) -> float:
     """Return the loss of an output that does not depend on the input."""
     loss: Loss = combiner.loss
-    targets, num_outputs = kept.targets, kept.outputs.shape[-1]
-    if targets.is_floating_point():
-        targets = combiner.learned(targets)
+    targets, num_outputs = combiner.learned_targets(kept.targets), kept.outputs.shape[-1]
     guess = torch.zeros(len(targets), num_outputs)
     if loss.takes == "values" and targets.is_floating_point():
+        if targets.numel() != guess.numel():
+            return _least_constant_loss(loss, targets, num_outputs)
         guess = targets.reshape(guess.shape).float().mean(dim=0).expand_as(guess)
     elif loss.takes in ("values", "probabilities"):
         guess = torch.full_like(guess, 1 / num_outputs)
     return float(loss(guess, targets).mean())
+
+
+def _least_constant_loss(loss: Loss, targets: Tensor, num_outputs: int) -> float:
+    """Return the least loss of outputs that are equal for all samples, where they are not values of the targets."""
+    targets = targets.double()
+    guess = targets.new_zeros(num_outputs).requires_grad_()
+    optimizer = torch.optim.LBFGS([guess], max_iter=200, line_search_fn="strong_wolfe")
+
+    def value() -> Tensor:
+        return loss(guess.expand(len(targets), num_outputs), targets).mean()
+
+    def closure() -> Tensor:
+        (guess.grad,) = torch.autograd.grad(value(), guess)
+        return value().detach()
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return float(value().detach())

@@ -85,14 +85,16 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     Returns:
         For classes: `correct`, `confidence`, `nll`, `brier`, `member_correct` (N, M), `disagreement`; for real
         targets: `squared_error` (N, C), `absolute_error`, `member_squared_error` (N, M), `centred_target` (N, C); and
-        for both `loss` and `diversity`.
+        for both `loss` and, if the loss is twice differentiable, `diversity`.
     """
     loss, outputs, targets = combiner.loss, combiner.learned(kept.outputs), kept.targets
-    learned_targets = combiner.learned(targets) if targets.is_floating_point() else targets
+    learned_targets = combiner.learned_targets(targets)
     combined = combiner.combine_kept(kept)
-    found = {"loss": loss(combined, learned_targets), "diversity": _diversity(outputs, learned_targets, loss)}
+    found = {"loss": loss(combined, learned_targets)}
+    if loss.twice_differentiable:
+        found["diversity"] = _diversity(outputs, learned_targets, loss)
     if loss.takes == "values" and (targets.is_floating_point() or targets.ndim > 1 or outputs.shape[-1] == 1):
-        found |= _of_values(kept.outputs, combiner.restored(combined), targets)
+        found |= _of_values(loss.point(kept.outputs), loss.point(combiner.restored(combined)), targets)
     else:
         classes = (targets.flatten() > 0 if loss.takes == "margins" else targets).long()
         found |= _of_classes(outputs, combined, classes, loss)

@@ -75,8 +75,7 @@ def smallest_equal_ensemble(kept: KeptOutputs, combiner: Combiner) -> SmallerEns
     num_members = len(kept.outputs)
     if num_members < 2 or num_members != combiner.num_members or combiner.needs_all_members or len(kept) < 2:
         return None
-    outputs = combiner.learned(kept.outputs)
-    targets = combiner.learned(kept.targets) if kept.targets.is_floating_point() else kept.targets
+    outputs, targets = combiner.learned(kept.outputs), combiner.learned_targets(kept.targets)
     whole = _quantities(outputs, targets, combiner)
     low, high, found = 1, max(1, int((1 - WORTH_SAVING) * num_members)), None
     while low <= high:  # bisection: more members are hardly ever worse

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 import pluggy
@@ -94,13 +96,25 @@ class RunHooks:
             if not isinstance(implementation.plugin, Method):
                 implementation.function(*(arguments[name] for name in implementation.argnames))
 
+    def announce(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of the life cycle with copies for each plugin, so that its changes reach nobody else."""
+        for implementation in reversed(getattr(self.call, hook).get_hookimpls()):
+            values = (arguments[name] for name in implementation.argnames)
+            implementation.function(*(deepcopy(value) if isinstance(value, dict | list) else value for value in values))
+
     def is_implemented(self, hook: str) -> bool:
         """Whether a plugin, or the defaults, implement a hook."""
         return bool(getattr(self.call, hook).get_hookimpls())
 
     def results(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
-        """Call each plugin's implementation of a hook by itself; yields (plugin name, result) unless that is None."""
+        """Call each plugin's implementation of a hook by itself; yields (plugin name, result) unless that is None.
+
+        A plugin gets only what it has `fitted` itself.
+        """
+        fitted = arguments.get("fitted")
         for implementation in reversed(getattr(self.call, hook).get_hookimpls()):
+            if fitted is not None:
+                arguments["fitted"] = fitted if implementation.plugin_name == self.fitting_plugin else None
             result = implementation.function(*(arguments[name] for name in implementation.argnames))
             if result is not None:
                 yield implementation.plugin_name, result
@@ -147,10 +161,17 @@ class RunHooks:
         """Whether the combination of outputs is fitted on validation data."""
         return self.is_implemented("fit_combiner")
 
+    @cached_property
+    def fitting_plugin(self) -> str | None:
+        """The name of the plugin that fits the combination: the one listed last."""
+        implementations = self.call.fit_combiner.get_hookimpls()
+        return implementations[-1].plugin_name if implementations else None
+
     def fit_combiner(self, arguments: Mapping[str, Any]) -> Tensor | None:
         """Fit `combine` on validation data, whose outputs are among the arguments; None if there is nothing to fit."""
         outputs: Tensor = arguments["outputs"]
-        name, fitted = self.first_result("fit_combiner", **arguments)
+        name = self.fitting_plugin or ""
+        fitted = dict(self.results("fit_combiner", **arguments)).get(name)
         if fitted is None:
             return None
         if not _is_float_tensor(fitted) or fitted.device != outputs.device:

@@ -311,7 +311,7 @@ def epoch_started(ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_me
 
 @hookspec
 def epoch_trained(ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_members: int, num_steps: int) -> None:
-    """Change the ensemble after the last step of each epoch, before it is evaluated; as `epoch_started` may."""
+    """Change the ensemble, as `epoch_started` may. Called after the last step of each epoch, before its evaluation."""
 
 
 @hookspec

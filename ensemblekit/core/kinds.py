@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
             "models",
             "[model]",
             "ensemblekit.core.plugin:Model",
-            "ensemblekit.testing.model:ModelContract",
+            "ensemblekit.testing.model_contracts:model_contract",
             "A base model for ensemblekit.",
         ),
         Kind(

@@ -154,6 +154,13 @@ class Loss(Plugin):
         if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
             what = f'"{self.name}" is a loss for two classes, but "{spec.data.name}" has {info.num_outputs}'
             yield Problem("", what, 'use loss = "cross_entropy"')
+        if info.task == "regression" and self.takes == "values":
+            num_outputs = self.num_outputs(info)
+            num_values = self.point(torch.zeros(1, num_outputs)).shape[-1]
+            if num_values != info.num_outputs:
+                what = f'the point prediction of "{self.name}" from {num_outputs} outputs has {num_values} values, '
+                what += f'but the targets of "{spec.data.name}" have {info.num_outputs}'
+                yield Problem("", what, "let point() of the loss return one value for each target")
 
     def _check_task(self, spec: Spec, task: Task) -> Iterable[Problem]:
         if task == "regression" and self.takes != "values":

@@ -83,8 +83,8 @@ def evaluate(
         restore: converts standardised values (…, C) to the original units, in which errors of regression are reported.
 
     Returns:
-        The metrics by name, without the prefix of a split. The bound on the remainder is left out if the loss has none
-        or if it overflows.
+        The metrics by name, without the prefix of a split. Diversity and remainder are left out if the loss is not
+        twice differentiable, and the bound on the remainder if the loss has none or if it overflows.
 
     Raises:
         NumericError: an output is not finite; the error names the member and the sample.
@@ -92,9 +92,21 @@ def evaluate(
     if combined is None:
         combined = outputs.mean(dim=0)
     _check_finite(outputs, combined)
+    metrics = {"loss": loss(combined, target).mean(), **_decomposition(outputs, target, loss)}
+    if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
+        metrics |= regression_metrics(loss.point(outputs), loss.point(combined), target, restore)
+    else:
+        classes = target.flatten() > 0 if loss.takes == "margins" else target
+        metrics |= classification_metrics(outputs, combined, classes.long(), loss)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _decomposition(outputs: Tensor, target: Tensor, loss: Loss) -> dict[str, Tensor]:
+    if not loss.twice_differentiable:  # the diversity is a second derivative
+        losses = {"mean_output_loss": loss(outputs.mean(dim=0), target), "mean_member_loss": loss(outputs, target)}
+        return {name: values.mean() for name, values in losses.items()}
     parts = decompose(outputs, target, loss)
-    metrics = {
-        "loss": loss(combined, target).mean(),
+    terms = {
         "mean_output_loss": parts.ensemble_loss,
         "mean_member_loss": parts.mean_member_loss,
         "diversity": parts.diversity,
@@ -102,13 +114,8 @@ def evaluate(
     }
     # the cube of large outputs overflows long before the other terms do: an infinite bound says nothing
     if parts.remainder_bound is not None and bool(parts.remainder_bound.isfinite()):
-        metrics["remainder_bound"] = parts.remainder_bound
-    if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
-        metrics |= regression_metrics(outputs, combined, target, restore)
-    else:
-        classes = target.flatten() > 0 if loss.takes == "margins" else target
-        metrics |= classification_metrics(outputs, combined, classes.long(), loss)
-    return {name: float(value) for name, value in metrics.items()}
+        terms["remainder_bound"] = parts.remainder_bound
+    return terms
 
 
 def _check_finite(outputs: Tensor, combined: Tensor) -> None:
@@ -168,7 +175,7 @@ def classification_metrics(outputs: Tensor, combined: Tensor, classes: Tensor, l
 def regression_metrics(
     outputs: Tensor, combined: Tensor, target: Tensor, restore: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Compute squared and absolute errors and R² from (M, N, C), (N, C) and real targets (N,) or (N, C)."""
+    """Compute squared and absolute errors and R² of point predictions (M, N, C) and (N, C), targets (N,) or (N, C)."""
     outputs, combined = outputs.double(), combined.double()
     target = target.reshape(combined.shape).double()
     metrics = {}

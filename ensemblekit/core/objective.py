@@ -15,6 +15,7 @@ from ensemblekit.core.hooks import RunHooks, describe_value, not_finite
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.member_hooks import MemberHooks
 from ensemblekit.core.member_losses import MemberLosses
+from ensemblekit.core.misuse import refuses_misuse
 from ensemblekit.core.outputs import OutputLayout
 from ensemblekit.core.plugin import Method, Plugin
 from ensemblekit.core.verification import implemented_hooks
@@ -134,6 +135,7 @@ class Objective:
         """Return the members' predictions (M, B, C) among the outputs of a training step."""
         return outputs if self.layout is None else self.layout.predictions(outputs)
 
+    @refuses_misuse
     def combine(self, outputs: Tensor, members: Tensor | None = None) -> Tensor:
         """Combine the outputs in training to the ensemble's output (B, C), as the methods do.
 
@@ -141,8 +143,9 @@ class Objective:
             outputs: all outputs (R, B, W): without a layout those of the members (M, B, C).
             members: the indices of the members in the spec (M,); None: 0, 1, 2 …
         """
-        return self._combine(self.hooks, self._output_arguments(outputs, members, self.layout) | {"fitted": None})
+        return self._combine(self.hooks, self.output_arguments(outputs, members, self.layout) | {"fitted": None})
 
+    @refuses_misuse
     def predict(
         self, outputs: Tensor, fitted: Tensor | None = None, passes: int = 1, members: Tensor | None = None
     ) -> Tensor:
@@ -157,7 +160,7 @@ class Objective:
         if passes > 1:
             each = [self.predict(one_pass, fitted, members=members) for one_pass in outputs.chunk(passes)]
             return torch.stack(each).mean(dim=0)
-        arguments = self._output_arguments(outputs, members, self.prediction_layout)
+        arguments = self.output_arguments(outputs, members, self.prediction_layout)
         if self.predictor is not None:
             return arguments["outputs"].mean(dim=0)
         return self._combine(self.final_hooks, arguments | {"fitted": fitted})
@@ -166,9 +169,10 @@ class Objective:
         """Fit the combination on the outputs (R, N, W) of a prediction for validation data; None if there is none."""
         if self.predictor is not None:
             return None
-        arguments = self._output_arguments(outputs, members, self.prediction_layout)
+        arguments = self.output_arguments(outputs, members, self.prediction_layout)
         return self.final_hooks.fit_combiner(arguments | {"target": target})
 
+    @refuses_misuse
     def __call__(
         self,
         outputs: Tensor,
@@ -197,7 +201,6 @@ class Objective:
         if outputs.ndim != 3 or not outputs.is_floating_point():
             fix = "give floating-point member outputs of shape (M, B, C)"
             raise DataError(f"outputs are {describe_value(outputs)}", "the objective", fix)
-        version = outputs._version
         arguments = self.arguments(outputs, target, members, moment)
         arguments["num_members"] = ensemble_size or arguments["num_members"]
         per_sample = self._per_sample(arguments, weights)
@@ -207,9 +210,6 @@ class Objective:
         if outputs.requires_grad and not per_sample.requires_grad:
             what = f"nothing can be learned: the losses that {self._names} returns do not depend on the outputs"
             raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
-        if outputs._version != version:
-            what = f"the hooks of {self._names} change the members' outputs in place, which falsifies their gradients"
-            raise PluginError(what, fix="compute a new tensor: outputs * 2 instead of outputs.mul_(2)")
         return per_sample.mean()
 
     def _per_sample(self, arguments: dict[str, Any], weights: Tensor | None) -> Tensor:
@@ -270,8 +270,8 @@ class Objective:
                     fix = 'the true class has probability 0: use loss = "cross_entropy" and a model without softmax'
                 raise NumericError(what, fix=fix)
 
-    def _output_arguments(self, outputs: Tensor, members: Tensor | None, layout: OutputLayout | None) -> dict[str, Any]:
-        """Return the arguments of hooks that outputs alone determine."""
+    def output_arguments(self, outputs: Tensor, members: Tensor | None, layout: OutputLayout | None) -> dict[str, Any]:
+        """Return the arguments of hooks that outputs alone determine; those of a prediction have another layout."""
         layout = layout or OutputLayout(outputs.shape[-1], self.loss.slices(outputs.shape[-1]))
         split = layout.split(outputs)
         indices = torch.arange(len(split.predictions), device=outputs.device) if members is None else members
@@ -288,7 +288,7 @@ class Objective:
         self, outputs: Tensor, target: Tensor, members: Tensor | None = None, moment: Moment = START
     ) -> dict[str, Any]:
         """Return the arguments of the hooks of the objective; `outputs` as in a call."""
-        arguments = self._output_arguments(outputs, members, self.layout)
+        arguments = self.output_arguments(outputs, members, self.layout)
         return {
             **arguments,
             "combined": self._combine(self.hooks, arguments | {"fitted": None}),
@@ -301,7 +301,7 @@ class Objective:
     @staticmethod
     def _combine(hooks: RunHooks, arguments: dict[str, Any]) -> Tensor:
         outputs: Tensor = arguments["outputs"]
-        combined: Tensor = hooks.call.combine(**arguments)
+        combined: Tensor = hooks.first_result("combine", **arguments)[1]
         hooks.check_result("combine", combined, outputs.shape[1:], outputs, **arguments)
         return combined
 

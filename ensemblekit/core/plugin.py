@@ -251,12 +251,18 @@ class Model(Plugin):
             seed: Of this member; all randomness must be derived from it.
         """
 
-    def known_outputs(self, split: str, indices: Tensor) -> Tensor | None:
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether members know their outputs for the samples of a run, and cannot compute any."""
+        return type(self).known_outputs is not Model.known_outputs
+
+    def known_outputs(self, split: str, indices: Tensor, loss: Loss) -> Tensor | None:
         """Return the outputs (N, num_outputs) of a member that knows them for the samples of a split.
 
         Args:
             split: "train", "validation" or "test".
             indices: The samples' indices in their data set (N,), as in `Split.indices`.
+            loss: What the outputs mean.
 
         Returns:
             The outputs on the CPU; None, the default, if the network computes them from the inputs.

@@ -11,6 +11,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.core.misuse import find_misuse
 from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
@@ -209,7 +210,7 @@ class StackedEngine(Engine):
             if not optimizer.elementwise:
                 name = optimizer.name
                 return f'the optimizer "{name}" is not known to be element-wise, so it needs every parameter by itself'
-            if reason := member.model.unsupported().get("vmap"):
+            if not _is_alone(member) and (reason := member.model.unsupported().get("vmap")):
                 return f'model "{member.model.name}": {reason}'
         return None
 
@@ -239,7 +240,10 @@ class StackedEngine(Engine):
         # without a leaf in between. It saves about ten operations a step (benchmark rows tiny-16 and tiny-64).
         outputs = at_least_float32(stack.attached_outputs(stack.views(batch.inputs, step), step))
         value = self.objective(outputs, batch.targets, weights, None, stack.indices, moment, batch.mix)
-        stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
+        try:
+            stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
+        except RuntimeError as error:  # a hook that has called backward() is seen only here
+            raise find_misuse(self.objective, outputs, batch.targets) or error from error
         stack.update(learning_rate, moment)
         return value.detach(), outputs.detach()
 

@@ -31,7 +31,7 @@ def answers(
     if ensemble.info.task == "classification":
         columns = _classes(ensemble, outputs, combined, probabilities, members)
     else:
-        columns = _values(ensemble, outputs, combined, members)
+        columns = _values(ensemble, ensemble.loss.point(outputs), ensemble.loss.point(combined), members)
     names, values = list(columns), columns.values()
     for row in zip(*values, strict=True):
         yield dict(zip(names, row, strict=True))
@@ -74,7 +74,7 @@ def _labels(ensemble: Ensemble, indices: Tensor) -> list[str] | list[int]:
 
 
 def _values(ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_members: bool) -> Columns:
-    """The columns of the answers for outputs (M, B, C) and what they combine to (B, C); several values are numbered."""
+    """The columns for the values that members (M, B, C) and ensemble (B, C) predict; several values are numbered."""
     deviations = outputs.std(dim=0, correction=0)
     num_values = combined.shape[-1]
     ends = [""] if num_values == 1 else [f"_{index}" for index in range(num_values)]

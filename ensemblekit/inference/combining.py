@@ -80,16 +80,22 @@ class Combiner:
 
     def metrics(self, kept: KeptOutputs) -> dict[str, float]:
         """Compute all metrics from kept outputs: those of the run's result, by names without the prefix of a split."""
-        outputs, targets = self.learned(kept.outputs), kept.targets
-        if targets.is_floating_point():
-            targets = self.learned(targets)
+        outputs, targets = self.learned(kept.outputs), self.learned_targets(kept.targets)
         restore = None if self.target_scaling is None else self.target_scaling.restore
         return evaluate(outputs, targets, self.loss, self.combine_kept(kept), restore)
 
-    def learned(self, values: Tensor) -> Tensor:
-        """Convert outputs or real targets from the original units to those that the members learnt."""
-        return values if self.target_scaling is None else self.target_scaling.standardise(values).to(self.dtype)
+    def learned(self, outputs: Tensor) -> Tensor:
+        """Convert outputs from the original units to those that the members learnt."""
+        if self.target_scaling is None:
+            return outputs
+        return self.loss.rescale(outputs, self.target_scaling.standardise).to(self.dtype)
 
-    def restored(self, values: Tensor) -> Tensor:
-        """Convert outputs or real targets to the original units, in float64 if the targets were standardised."""
-        return values if self.target_scaling is None else self.target_scaling.restore(values)
+    def learned_targets(self, targets: Tensor) -> Tensor:
+        """Convert real targets from the original units to those that the members learnt; classes stay as they are."""
+        if self.target_scaling is None or not targets.is_floating_point():
+            return targets
+        return self.target_scaling.standardise(targets).to(self.dtype)
+
+    def restored(self, outputs: Tensor) -> Tensor:
+        """Convert outputs to the original units, in float64 if the targets were standardised."""
+        return outputs if self.target_scaling is None else self.loss.rescale(outputs, self.target_scaling.restore)

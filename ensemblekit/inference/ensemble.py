@@ -72,7 +72,9 @@ class Ensemble(nn.Module):
         methods: Sequence[Method] | None = None,
     ) -> None:
         super().__init__()
-        self.plans = tuple(plans or spec.networks[: len(members)])
+        self.plans = tuple(
+            plans or (spec.networks[min(index, -1 + len(spec.networks))] for index in range(len(members)))
+        )
         self.methods = tuple(spec.methods if methods is None else methods)
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
@@ -242,7 +244,7 @@ class Ensemble(nn.Module):
 
         Returns:
             For classification an array (B,) of class names, or a tensor (B,) of class indices if the classes have no
-            names; for regression a tensor (B, C) of values.
+            names; for regression a tensor (B, C) of values: the point predictions that the outputs mean.
 
         Raises:
             DataError: the inputs have another shape, or are not numbers.
@@ -253,7 +255,7 @@ class Ensemble(nn.Module):
             check_finite(outputs, lambda index: f"input {index}")
             combined = self.combiner.restored(self.combine_networks(outputs))
             if self.info.task == "regression":
-                return combined
+                return self.loss.point(combined)
             indices = self.loss.probabilities(combined).argmax(dim=-1)
         return indices if self.classes is None else np.array(self.classes)[indices.cpu().numpy()]
 

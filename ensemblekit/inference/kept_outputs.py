@@ -97,7 +97,9 @@ class RunLoader:
         scaling = self._scaling() if kept.targets.is_floating_point() else None
         if scaling is None:
             return kept
-        return replace(kept, outputs=scaling.restore(kept.outputs), targets=scaling.restore(kept.targets))
+        loss = read_spec(self.directory, self.registry).loss
+        outputs = loss.rescale(kept.outputs, scaling.restore)
+        return replace(kept, outputs=outputs, targets=scaling.restore(kept.targets))
 
     def _compute(self, data: Any) -> dict[str, KeptOutputs]:
         """Compute the outputs of a run that has kept none, and keep them if it may and if nobody uses the directory."""

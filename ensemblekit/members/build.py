@@ -23,8 +23,7 @@ def build_network(plan: NetworkPlan, layout: OutputLayout, input_shape: tuple[in
     if group.role == "auxiliary":
         size = next(rows.size for rows in layout.auxiliary if rows.name == group.name)
         return build_member(group.model, input_shape, size, seed, plan.index)
-    family = plan.members if isinstance(group.model, Family) else None
-    return build_member(group.model, input_shape, layout.num_outputs, seed, plan.index, family)
+    return build_member(group.model, input_shape, layout.num_outputs, seed, plan.index, plan.members)
 
 
 def build_members(
@@ -81,7 +80,7 @@ def _addresses(network: nn.Module) -> list[tuple[str, int]]:
 
 
 def build_member(
-    model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int, family: int | None = None
+    model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int, num_members: int = 1
 ) -> nn.Module:
     """Build one network (B, *input_shape) → (B, num_outputs), determined by the model, `seed` and the member's index.
 
@@ -94,7 +93,7 @@ def build_member(
         num_outputs: columns of the prediction; the network has more if the model gives something beside it.
         seed: of the run.
         member: the index of the member, or of the first member of a family.
-        family: the number of members, if the model is a family: the network maps to (family, B, num_outputs).
+        num_members: the number of members, if the model is a family: the network maps to (num_members, B, num_outputs).
 
     Raises:
         PluginError: the model does not build a network of these sizes.
@@ -108,17 +107,14 @@ def build_member(
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         # Not torch.manual_seed: it seeds the generators of all devices, and nothing would restore those.
         torch.default_generator.manual_seed(derive_seed(seed, "member", member))
-        network = _built(model, input_shape, num_outputs, member, family)
+        is_family = isinstance(model, Family)
+        if isinstance(model, Family):
+            network = model.build_family(input_shape, num_outputs, num_members)
+        else:
+            network = model.build_for(input_shape, num_outputs, member)
         width = num_outputs + sum(model.extra_outputs(input_shape).values())
-        _check_outputs(model, network, input_shape, (2, width) if family is None else (family, 2, width))
+        _check_outputs(model, network, input_shape, (num_members, 2, width) if is_family else (2, width))
     return make_reproducible(network, seed, member)
-
-
-def _built(model: Model, input_shape: tuple[int, ...], num_outputs: int, member: int, family: int | None) -> nn.Module:
-    if family is not None:
-        assert isinstance(model, Family)
-        return model.build_family(input_shape, num_outputs, family)
-    return model.build_for(input_shape, num_outputs, member)
 
 
 def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -86,11 +86,11 @@ class GrowingMembers:
             fix = "set training.batch_size (and data.limit_train, if that is 1) to at least 2"
             raise UsageError(what, "training.batch_size", fix)
 
-    def check_learning(self) -> None:
+    def check_learning(self, epoch: int) -> None:
         """Raise a `PluginError` if methods have frozen every network."""
         if all(state.frozen for state in self.networks):
-            what = "the methods have frozen every member, so that nothing can be learned"
-            raise PluginError(what, "epoch_started", "leave at least one member to train", hook="epoch_started")
+            what = f"every member is frozen at the start of epoch {epoch}, so that nothing is learned"
+            raise PluginError(what, "epoch_started", "leave a member that learns", hook="epoch_started")
 
     def start(self, size: int) -> None:
         """Build the first members, and the auxiliary networks."""
@@ -171,9 +171,8 @@ class GrowingMembers:
     def _position(self, member: int, action: str) -> int:
         """Return the position of a member's network; an error if there is no such member, or if it is in a family."""
         if not isinstance(member, int) or not 0 <= member < len(self):
-            what = f"there is no member {member!r} to {action}: there are {len(self)}"
-            fix = "give an index from 0 to len(ensemble) - 1"
-            raise PluginError(what, "a life-cycle hook", fix)
+            what = f"there is no member {member!r} to {action}: the ensemble has members 0 to {len(self) - 1}"
+            raise PluginError(what, "epoch_started", "pass an index below len(ensemble)", hook="epoch_started")
         first = 0
         for position, state in enumerate(self.states):
             if member < first + state.size:
@@ -193,13 +192,14 @@ class GrowingMembers:
 
     def _state(self, network: nn.Module, plan: NetworkPlan) -> MemberState:
         group = plan.group
-        if group.model.key not in self._uses_global_rng:
-            self._uses_global_rng[group.model.key] = uses_global_rng(network, self.info.input_shape)
+        key, can_run = group.model.key, not group.model.knows_outputs
+        if key not in self._uses_global_rng:
+            self._uses_global_rng[key] = can_run and uses_global_rng(network, self.info.input_shape)
         state = MemberState(
             network.to(self.device),
             group.model,
             plan.index,
-            uses_global_rng=self._uses_global_rng[group.model.key],
+            uses_global_rng=self._uses_global_rng[key],
             size=plan.members,
             auxiliary=group.name if group.role == "auxiliary" else "",
             optimizer=group.optimizer,

@@ -14,7 +14,7 @@ from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
 from ensemblekit.spec.reader import load_spec
-from ensemblekit.spec.sections import Spec
+from ensemblekit.spec.sections import TRAINING_KINDS, Spec
 
 if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
@@ -160,21 +160,24 @@ def read_run(directory: RunDirectory, registry: Registry, loader: Loader) -> Run
     )
 
 
-def read_spec(directory: RunDirectory, registry: Registry) -> Spec:
+def read_spec(directory: RunDirectory, registry: Registry, for_training: bool = False) -> Spec:
     """Read the spec of a run, which must be as it was written.
 
-    A missing plugin is named with the package that provided it.
+    A missing plugin is named with the package that provided it. Plugins that only training needs, such as a logger,
+    may be missing unless the run is going to be trained.
     """
     directory.check_spec_unchanged()
     with as_written(directory.path / "environment.json"):
         used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
         for kind, name, package in used:
-            registry.get(kind, name, package=package)
+            if for_training or kind not in TRAINING_KINDS:
+                registry.get(kind, name, package=package)
     try:
-        spec = load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False)
+        spec = load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False, for_training=for_training)
         return replace(spec, data=spec.data.in_format(directory.format_version))
     except SpecError as error:
         for problem in error.problems:
             if problem.code == "unknown_plugin":
                 raise PluginError(problem.what, f"{problem.path} of {directory.path}", problem.fix) from error
-        raise RunError(error.what, error.where, error.fix, path=str(directory.path)) from error
+        details = [str(problem) for problem in error.problems] if len(error.problems) > 1 else []
+        raise RunError(error.what, error.where, error.fix, path=str(directory.path), details=details) from error

@@ -18,6 +18,7 @@ from ensemblekit.core.plugin import Method, Model, Plugin, Section
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
+from ensemblekit.spec.unavailable import Unavailable
 
 if TYPE_CHECKING:
     from ensemblekit.spec.schema import SchemaBuilder
@@ -35,10 +36,16 @@ class Entry(ABC):
     path: str
     """The dotted path of its key."""
     required: bool = False
+    only_training: bool = False
+    """Whether only training needs it: a run can then be loaded where it cannot be read."""
 
     @abstractmethod
     def read(self, reader: Reader, value: Any) -> Any:
         """Read the value of the key; `MISSING` if there is none. Mistakes are added to the reader's problems."""
+
+    def unavailable(self, value: Any) -> Any:
+        """Return what stands for a value that cannot be read; `write` writes it as it was."""
+        return Unavailable.of(value)
 
     @abstractmethod
     def write(self, value: Any) -> Any:
@@ -125,8 +132,8 @@ class PluginEntry(Entry):
         return registry.plugins(self.base.kind)
 
     def rows(self, value: Plugin) -> Rows:
-        # of a data set, which has many parameters, only those that the spec sets
-        shown = value.model_fields_set if self.base.kind == "dataset" else None
+        # of a data set and of a loss only the parameters that the spec sets
+        shown = value.model_fields_set if self.base.kind in ("dataset", "loss") else None
         yield self.path.rpartition(".")[2], section_text(value, shown)
 
     def plugins(self, value: Plugin) -> Iterator[tuple[str, Plugin]]:
@@ -167,6 +174,10 @@ class PluginsEntry(Entry):
             reader.problem(self.path, f'"{name}" is listed twice', "list each once")
         return plugins
 
+    def unavailable(self, value: Any) -> tuple[Unavailable, ...]:
+        listed = value if isinstance(value, list | tuple) else [value]
+        return tuple(Unavailable.of(item) for item in listed)
+
     def write(self, value: tuple[Plugin, ...]) -> Any:
         tables = [plugin.to_table() for plugin in value]
         if self.single:
@@ -196,7 +207,8 @@ class PluginsEntry(Entry):
 
     def plugins(self, value: tuple[Plugin, ...]) -> Iterator[tuple[str, Plugin]]:
         for index, plugin in enumerate(value):
-            yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
+            if not isinstance(plugin, Unavailable):
+                yield self.path if self.single and len(value) == 1 else f"{self.path}.{index}", plugin
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ def load_spec(
     registry: Registry,
     ask_plugins: bool = True,
     default_names: Mapping[str, str] | None = None,
+    for_training: bool = True,
 ) -> Spec:
     """Read and validate a spec.
 
@@ -36,6 +37,7 @@ def load_spec(
         registry: the plugins that the spec may name.
         ask_plugins: whether plugins check the spec; not for that of a run, which an older version may have accepted.
         default_names: plugins for sections that the spec leaves out, or that have no name.
+        for_training: whether it is going to be trained; if not, parts that only training needs may be `Unavailable`.
 
     Raises:
         SpecError: with all problems of the spec.
@@ -43,7 +45,7 @@ def load_spec(
     label = "the spec" if isinstance(source, Mapping) else str(source)
     tables = source if isinstance(source, Mapping) else read_toml(Path(source))
     overrides = dict(overrides or {})
-    spec, reader = _attempt(tables, overrides, registry, ask_plugins, default_names or {})
+    spec, reader = _attempt(tables, overrides, registry, ask_plugins, default_names or {}, for_training)
     if spec is None or reader.problems:
         problems = with_known_keys(reader.problems, reader.tables, registry)
         if overrides:
@@ -61,6 +63,7 @@ def _attempt(
     registry: Registry,
     ask_plugins: bool,
     default_names: Mapping[str, str],
+    for_training: bool = True,
 ) -> tuple[Spec | None, Reader]:
     """Read a spec with overrides, and return it with its reader, which has the problems; `tables` stay as they are."""
     changed = dict(deepcopy(tables))
@@ -74,7 +77,7 @@ def _attempt(
         table = changed.setdefault(section, {})
         if isinstance(table, dict):
             table.setdefault("name", name)
-    spec = _read(reader, changed)
+    spec = _read(reader, changed, for_training)
     if spec is not None and ask_plugins:
         reader.problems += spec_problems(spec)
     return spec, reader
@@ -89,14 +92,18 @@ def build_plugin(base: type[AnyPlugin], value: str | Mapping[str, Any], registry
     return plugin
 
 
-def _read(reader: Reader, tables: dict[str, Any]) -> Spec | None:
+def _read(reader: Reader, tables: dict[str, Any], for_training: bool) -> Spec | None:
     reader.tables = tables
     allowed = {entry.path.partition(".")[0] for entry in ENTRIES.values()}
     for key in tables:
         if key not in allowed:
             reader.problems.append(Problem(str(key), "unknown key", choices(str(key), allowed), "unknown_key"))
     for name, entry in ENTRIES.items():
-        reader.values[name] = entry.read(reader, _value_at(tables, entry.path))
+        value, known = _value_at(tables, entry.path), len(reader.problems)
+        reader.values[name] = entry.read(reader, value)
+        if entry.only_training and not for_training and value is not MISSING and len(reader.problems) > known:
+            del reader.problems[known:]
+            reader.values[name] = entry.unavailable(value)
     if reader.problems:
         return None
     has_loss = _value_at(tables, "training.loss") is not MISSING

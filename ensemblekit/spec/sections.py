@@ -122,7 +122,11 @@ def _sweep_text(section: SweepSection) -> tuple[str, str]:
 
 LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)
 OPTIMIZER = ChoiceEntry(
-    "training.optimizer", names=optimizer_classes, section_of=optimizer_section, default="adabelief"
+    "training.optimizer",
+    names=optimizer_classes,
+    section_of=optimizer_section,
+    default="adabelief",
+    only_training=True,
 )
 
 
@@ -154,7 +158,13 @@ class Spec:
     optimizer: Annotated[Optimizer, OPTIMIZER]
     schedule: Annotated[
         Schedule,
-        ChoiceEntry("training.schedule", names=SCHEDULES.keys, section_of=SCHEDULES.__getitem__, default="constant"),
+        ChoiceEntry(
+            "training.schedule",
+            names=SCHEDULES.keys,
+            section_of=SCHEDULES.__getitem__,
+            default="constant",
+            only_training=True,
+        ),
     ]
     training: Annotated[
         TrainingSection,
@@ -163,8 +173,11 @@ class Spec:
         ),
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
-    extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension)] = ()
-    sweep: Annotated[SweepSection | None, OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text)] = None
+    extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension, only_training=True)] = ()
+    sweep: Annotated[
+        SweepSection | None,
+        OptionalSectionEntry("sweep", section=SweepSection, text=_sweep_text, only_training=True),
+    ] = None
     """The runs of a sweep of this spec; a single run ignores it."""
     default_loss: Loss | None = field(default=None, compare=False, repr=False)
     """The loss, if the spec does not name one: where the task is known only once the data is loaded, it decides."""
@@ -236,3 +249,9 @@ ENTRIES: dict[str, Entry] = {
     if hasattr(hint, "__metadata__")
 }
 """The entry of each attribute of `Spec`."""
+TRAINING_KINDS = {
+    entry.base.kind
+    for entry in ENTRIES.values()
+    if entry.only_training and isinstance(entry, PluginEntry | PluginsEntry)
+}
+"""The kinds of plugins that only training needs."""

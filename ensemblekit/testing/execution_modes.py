@@ -64,14 +64,14 @@ def run_vmap(members: Members, inputs: Tensor) -> None:
         for member in members[1:]:
             member.load_state_dict(members[0].state_dict())
         outputs, parameters, _ = run_stacked(members, inputs)
-        torch.autograd.grad(outputs.square().sum(), list(parameters.values()), allow_unused=True)
+        _gradients_of(outputs, list(parameters.values()))
         if torch.equal(outputs[0], outputs[1]):
             raise WrongNumbers("stacked members with equal weights sample the same noise")
         return
     perturb(members)
     single = copy.deepcopy(members)
     outputs, parameters, buffers = run_stacked(members, inputs)
-    stacked = torch.autograd.grad(outputs.square().sum(), list(parameters.values()), allow_unused=True)
+    stacked = _gradients_of(outputs, list(parameters.values()))
     for index, member in enumerate(single):
         expected = member(inputs)
         _compare(outputs[index], expected, f"outputs of member {index}")
@@ -156,11 +156,16 @@ def _names(network: nn.Module) -> list[str]:
 def _gradients(network: nn.Module, outputs: Tensor) -> list[Tensor]:
     """The gradient of each trainable parameter; zeros for one that the outputs do not depend on."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True)
+    gradients = _gradients_of(outputs, [*parameters])
     return [
         torch.zeros_like(parameter) if gradient is None else gradient
         for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
+
+
+def _gradients_of(outputs: Tensor, parameters: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of tensors, none for one that the outputs do not depend on; a network may have nothing to learn."""
+    return torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True) if parameters else ()
 
 
 def _compare(actual: Tensor, expected: Tensor, label: str) -> None:

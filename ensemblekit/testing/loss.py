@@ -8,15 +8,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ensemblekit.core.errors import Problem
 from ensemblekit.core.losses import MSE, CrossEntropy, Loss
+from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.seeds import generator
+from ensemblekit.spec.sections import Spec
 from ensemblekit.testing.checks import check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.numeric_gradients import gradient_pair
-from ensemblekit.testing.reviews import describe, mismatch, works_on_meta
+from ensemblekit.testing.reviews import describe, first_line, mismatch, spec_problems, works_on_meta
 from ensemblekit.testing.toy_run import ToyNetwork, toy_registry, toy_spec, train_toy_run
 
-MEMBERS, BATCH, CLASSES = 2, 4, 3
+MEMBERS, BATCH = 2, 4
+CLASSES, VALUES = (3, 2, 10), (2, 1)
+"""Numbers of classes, and of real values, that are tried in turn: a loss may support only one of them."""
 STEP = 1e-3
 """Step of the second difference: rounding in float64 and the truncation error are both about 1e-6."""
 
@@ -27,9 +32,45 @@ class LossContract(PluginContract[Loss]):
     kind = "loss"
 
     @cached_property
+    def spec(self) -> Spec:
+        """A toy run on data that the loss accepts."""
+        tasks = [(False, size) for size in CLASSES]
+        if self.plugin.takes == "values":
+            tasks = [*((True, size) for size in VALUES), *tasks]
+        found: list[Problem] = []
+        for task in tasks:
+            spec = self._spec(*task)
+            problems = spec_problems(self.plugin, spec)
+            if not problems:
+                return spec
+            found += problems
+        raise self.violation(
+            "check_spec() and check_data() to accept data for regression or classification",
+            "; ".join(dict.fromkeys(map(str, found))),
+            "check_data",
+            "reject only what cannot work; tried: "
+            + ", ".join(f"{size} {'values' if regression else 'classes'}" for regression, size in tasks),
+        )
+
+    def _spec(self, regression: bool, size: int) -> Spec:
+        changes = {
+            "data.regression": regression,
+            "data.num_values" if regression else "data.num_classes": size,
+            "training.loss": (MSE() if regression else CrossEntropy()).name,  # replaced below, but must fit the data
+        }
+        model = ToyNetwork(probabilities=self.plugin.takes == "probabilities")
+        return replace(toy_spec(toy_registry(self.plugin), changes), model=model, loss=self.plugin)
+
+    @property
+    def info(self) -> DataInfo:
+        """Task and shapes of the data of the toy run."""
+        assert self.spec.data.info is not None
+        return self.spec.data.info
+
+    @cached_property
     def outputs(self) -> Tensor:
         """Network outputs (M, B, C) of the type that the loss takes, float64."""
-        size = 1 if self.plugin.takes == "margins" else CLASSES
+        size = self.plugin.num_outputs(self.info)
         outputs = torch.randn(MEMBERS, BATCH, size, generator=generator(0, "contract", "outputs"), dtype=torch.float64)
         return outputs.softmax(dim=-1) if self.plugin.takes == "probabilities" else outputs
 
@@ -37,9 +78,9 @@ class LossContract(PluginContract[Loss]):
     def target(self) -> Tensor:
         """Targets of B samples."""
         random = generator(0, "contract", "target")
-        if self.plugin.takes == "values":
-            return torch.randn(BATCH, CLASSES, generator=random, dtype=torch.float64)
-        return torch.randint(2 if self.plugin.takes == "margins" else CLASSES, (BATCH,), generator=random)
+        if self.info.task == "regression":
+            return torch.randn(BATCH, self.info.num_outputs, generator=random, dtype=torch.float64)
+        return torch.randint(self.info.num_outputs, (BATCH,), generator=random)
 
     @check("it returns one loss per sample for every dtype and device")
     def per_sample(self) -> None:
@@ -108,7 +149,7 @@ class LossContract(PluginContract[Loss]):
         if self.plugin.takes == "values":
             return
         result = self.plugin.probabilities(self.outputs)
-        classes = 2 if self.plugin.takes == "margins" else CLASSES
+        classes = self.info.num_outputs
         if describe(result) != describe(self.outputs.new_empty(MEMBERS, BATCH, classes)):
             raise self.violation(f"probabilities of shape (..., {classes})", describe(result), "probabilities")
         sums = result.sum(dim=-1)
@@ -118,15 +159,52 @@ class LossContract(PluginContract[Loss]):
         if wrong := mismatch(self.plugin.log_probabilities(self.outputs).exp(), result, 1e-9):
             raise self.violation("the logarithm of probabilities()", f"after exp(), {wrong}", "log_probabilities")
 
-    @check("a run with it trains", needs=[per_sample, gradients, probabilities])
+    @check("the parts of its outputs add up", needs=[per_sample])
+    def slices(self) -> None:
+        """Hooks find each part of the outputs by its name in `named`."""
+        num_outputs = self.plugin.num_outputs(self.info)
+        sizes = dict(self.plugin.slices(num_outputs))
+        if sizes and (min(sizes.values()) < 1 or sum(sizes.values()) != num_outputs):
+            raise self.violation(
+                f"sizes of at least 1 that add up to the {num_outputs} outputs of num_outputs()",
+                f"{sizes}, {sum(sizes.values())} in all",
+                "slices",
+                "name every part of the outputs, or return {}",
+            )
+
+    @check("its point prediction has a value for each target", needs=[per_sample])
+    def point(self) -> None:
+        """Metrics of regression and `predict` use the point prediction."""
+        if self.info.task != "regression":
+            return
+        for outputs in (self.outputs, self.outputs[0], self.outputs.float()):
+            expected = outputs.new_empty(*outputs.shape[:-1], self.info.num_outputs)
+            result = self.plugin.point(outputs)
+            if describe(result) != describe(expected):
+                fix = "select or compute one value for each target from the last dimension of the outputs"
+                what = f"{describe(expected)} for outputs of {describe(outputs)}"
+                raise self.violation(what, describe(result), "point", fix)
+
+    @check("its outputs can be converted to other units", needs=[point])
+    def rescale(self) -> None:
+        """Networks learn standardised targets; predictions and kept outputs are in the original units."""
+        if self.info.task != "regression":
+            return
+        outputs, values = self.outputs, torch.arange(1.0, self.info.num_outputs + 1, dtype=torch.float64)
+        scale, shift = 10 * values, 100 * values
+        fix = "convert() takes values of the targets (..., T): apply it to each such part of the outputs"
+        try:
+            rescaled = self.plugin.rescale(outputs, lambda part: part * scale + shift)
+            back = self.plugin.rescale(rescaled, lambda part: (part - shift) / scale)
+        except RuntimeError as error:  # convert() got another number of values
+            expected = f"convert() to be called with {self.info.num_outputs} values of the targets"
+            raise self.violation(expected, first_line(error), "rescale", fix) from error
+        if wrong := mismatch(back, outputs, 1e-9):
+            raise self.violation("the same outputs after a conversion and its inverse", wrong, "rescale", fix)
+        if wrong := mismatch(self.plugin.point(rescaled), self.plugin.point(outputs) * scale + shift, 1e-9):
+            raise self.violation("the point prediction in other units", wrong, "rescale", fix)
+
+    @check("a run with it trains", needs=[per_sample, gradients, probabilities, point, rescale])
     def training(self) -> None:
         """One epoch through the ordinary training path, with this loss and its parameters."""
-        registry = toy_registry(self.plugin)
-        regression = self.plugin.takes == "values"
-        changes = {
-            "data.regression": regression,
-            "data.num_classes": 2 if self.plugin.takes == "margins" else CLASSES,
-            "training.loss": (MSE() if regression else CrossEntropy()).name,  # replaced below, but must fit the data
-        }
-        model = ToyNetwork(probabilities=self.plugin.takes == "probabilities")
-        train_toy_run(replace(toy_spec(registry, changes), model=model, loss=self.plugin), registry)
+        train_toy_run(self.spec, toy_registry(self.plugin))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.method_hooks import HookChecks
 from ensemblekit.testing.method_objective import ObjectiveChecks
+from ensemblekit.testing.method_state import StateChecks
 from ensemblekit.testing.reviews import mismatch
 from ensemblekit.testing.toy_run import BATCH_SIZE, CopyAfterEpoch, empty_directory, trained_weights
 
@@ -28,8 +31,8 @@ TIMINGS = {"seconds", "samples_per_second"}
 """Metrics that differ between equal runs."""
 
 
-class MethodContract(HookChecks, ObjectiveChecks):
-    """The checks of a method: those of its hooks, of its objective, and of runs with it."""
+class MethodContract(HookChecks, ObjectiveChecks, StateChecks):
+    """The checks of a method: those of its hooks, of its objective, of its state, and of runs with it."""
 
     def checks(self) -> list[Check]:
         """All checks; if the hooks cannot be registered, only those that call none of them."""
@@ -63,8 +66,7 @@ class MethodContract(HookChecks, ObjectiveChecks):
 
     def _train_steps(self, engine_name: str) -> tuple[Tensor, Tensor] | None:
         """The objectives of some steps and the outputs (M, B, C) after them; None if the engine is not supported."""
-        spec, info = self.spec, self.spec.data.info
-        assert info is not None
+        spec, info = self.spec, self.info
         num_outputs = spec.loss.num_outputs(info)
         networks = build_members(spec.member_models, info.input_shape, num_outputs, seed=0)
         members = [MemberState(network, spec.model, index) for index, network in enumerate(networks)]
@@ -82,8 +84,7 @@ class MethodContract(HookChecks, ObjectiveChecks):
             engine.close()
 
     def _batch(self, step: int) -> Batch:
-        info = self.spec.data.info
-        assert info is not None
+        info = self.info
         random = generator(0, "contract", "batch", step)
         inputs = torch.randn(BATCH_SIZE, *info.input_shape, generator=random)
         if info.task == "regression":
@@ -96,9 +97,13 @@ class MethodContract(HookChecks, ObjectiveChecks):
     def resumes(self) -> None:
         """A run, and one that resumes from a copy of it half-way, end with the same weights and metrics."""
         half = self.spec.training.epochs // 2
+        # evaluated after every epoch, so that state that shows in metrics alone is seen too
+        every_epoch = self.spec.training.model_copy(update={"evaluate_every": 1})
         with empty_directory() as folder:
             whole, copy = folder / "whole", folder / "stopped"
-            expected = run_spec(self.spec, self.registry, whole, [CopyAfterEpoch(half, copy)])
+            expected = run_spec(
+                replace(self.spec, training=every_epoch), self.registry, whole, [CopyAfterEpoch(half, copy)]
+            )
             resumed = resume_run(copy, self.registry)
             left, right = trained_weights(copy), trained_weights(whole)
         changed = sorted(left.keys() ^ right.keys())
@@ -110,7 +115,7 @@ class MethodContract(HookChecks, ObjectiveChecks):
                 f"a run resumed after epoch {half} of {self.spec.training.epochs} to be bit-identical to a whole one",
                 f"{len(changed)} differences, the first in {changed[0]}",
                 (life_cycle or self.implemented() or [""])[0],
-                "keep no state in the method between epochs: derive it from epoch, num_epochs and the ensemble",
+                "derive what changes between epochs from epoch, num_epochs and the ensemble, or return it from state()",
             )
 
 

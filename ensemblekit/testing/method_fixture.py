@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.core.losses import MSE, CrossEntropy, Loss
+from ensemblekit.core.losses import MSE, CrossEntropy, GaussianHinge, Loss
 from ensemblekit.core.objective import Objective
-from ensemblekit.core.plugin import Method
+from ensemblekit.core.plugin import DataInfo, Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
@@ -25,14 +25,21 @@ from ensemblekit.spec.sections import EnsembleSection, Spec
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS
 from ensemblekit.testing.reviews import spec_problems
-from ensemblekit.testing.toy_run import NUM_CLASSES, NUM_TRAIN, NUM_VALUES, toy_registry, toy_spec
+from ensemblekit.testing.toy_run import NUM_TRAIN, toy_registry, toy_spec
 
 BATCH = 4
 MEMBERS = (3, 2, 4)
 """Tried in turn: a method may need an even number of members, or few of them."""
 MIN_EPOCHS, MAX_EPOCHS = 2, 512
-TASKS: tuple[tuple[Loss, bool], ...] = ((CrossEntropy(), False), (MSE(), False), (MSE(), True))
-"""Tried in turn: a loss, and whether the task is regression. A method may support only one of them."""
+TASKS: tuple[tuple[Loss, dict[str, Any]], ...] = (
+    (CrossEntropy(), {}),
+    (MSE(), {}),
+    (MSE(), {"data.regression": True}),
+    (CrossEntropy(), {"data.num_classes": 2}),
+    (GaussianHinge(), {"data.num_classes": 2}),
+    (MSE(), {"data.regression": True, "data.num_values": 1}),
+)
+"""Tried in turn: a loss, and changes of the data. A method may support only one of them."""
 
 
 class MethodFixture(PluginContract[Method]):
@@ -71,19 +78,25 @@ class MethodFixture(PluginContract[Method]):
             "if the parameters imply a number of members, return it from required_members()",
         )
 
+    @property
+    def info(self) -> DataInfo:
+        """Task and shapes of the data of the toy run."""
+        assert self.spec.data.info is not None
+        return self.spec.data.info
+
     def accepts_members(self, members: int) -> bool:
         """Whether the method accepts this number of members in its toy run."""
         return not spec_problems(self.plugin, replace(self.spec, ensemble=EnsembleSection(members=members)))
 
-    def _accepts_run(self, epochs: int, members: int, task: tuple[Loss, bool]) -> bool:
+    def _accepts_run(self, epochs: int, members: int, task: tuple[Loss, dict[str, Any]]) -> bool:
         return not spec_problems(self.plugin, self._spec(epochs, members, *task))
 
-    def _spec(self, epochs: int, members: int, loss: Loss, regression: bool) -> Spec:
+    def _spec(self, epochs: int, members: int, loss: Loss, data: dict[str, Any]) -> Spec:
         changes = {
             "training.epochs": epochs,
             "training.evaluate_every": epochs,
             "training.loss": loss.name,
-            "data.regression": regression,
+            **data,
             "ensemble.members": members,
             # Monte-Carlo passes need a stochastic network
             "model.dropout": 0.5 if self.implemented(["passes"]) else 0.0,
@@ -106,8 +119,7 @@ class MethodFixture(PluginContract[Method]):
 
     def outputs(self, members: int | None = None) -> Tensor:
         """Random member outputs (M, B, C), float64."""
-        num_outputs = self.spec.loss.num_outputs(self.spec.data.info) if self.spec.data.info else NUM_CLASSES
-        shape = (members or self.members, BATCH, num_outputs)
+        shape = (members or self.members, BATCH, self.spec.loss.num_outputs(self.info))
         return torch.randn(shape, generator=generator(0, "contract", "outputs"), dtype=torch.float64)
 
     def target(self, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -117,9 +129,9 @@ class MethodFixture(PluginContract[Method]):
     def targets(self, num_samples: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Targets of some samples for the task of the spec; real values have this dtype."""
         random = generator(0, "contract", "target")
-        if self.spec.data.info is not None and self.spec.data.info.task == "regression":
-            return torch.randn(num_samples, NUM_VALUES, generator=random, dtype=torch.float64).to(dtype)
-        return torch.randint(NUM_CLASSES, (num_samples,), generator=random)
+        if self.info.task == "regression":
+            return torch.randn(num_samples, self.info.num_outputs, generator=random, dtype=torch.float64).to(dtype)
+        return torch.randint(self.info.num_outputs, (num_samples,), generator=random)
 
     def arguments(self, hook: str, outputs: Tensor, target: Tensor) -> dict[str, Any]:
         """The arguments of a hook of the objective in training, where no combiner is fitted yet."""

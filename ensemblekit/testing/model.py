@@ -6,7 +6,8 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +39,18 @@ SHAPES: tuple[Shape, ...] = ((1, 8, 8), (7,), (3, 16, 16))
 LARGE_SHAPES: tuple[Shape, ...] = ((3, 32, 32), (3, 224, 224))
 """Tried in turn if a model accepts none of the small shapes."""
 OUTPUTS = (1, 5)
+VALUES = {"data.regression": True, "training.loss": "mse"}
+TASKS: tuple[dict[str, Any], ...] = ({}, VALUES, {"data.num_classes": 2}, {**VALUES, "data.num_values": 1})
+"""Changes of a toy run, tried in turn: a model may be for one task, or for one number of classes or values."""
 
 
 class ModelContract(PluginContract[Model]):
     """The checks of a model."""
 
     kind = "model"
+    builder: ClassVar[str] = "build"
+    """The method that builds networks."""
+    builder_arguments: ClassVar[tuple[str, ...]] = ("input_shape", "num_outputs")
 
     def __init__(self, plugin: Model) -> None:
         super().__init__(plugin)
@@ -53,9 +60,26 @@ class ModelContract(PluginContract[Model]):
     def problems(self, shape: Shape) -> list[Problem]:
         """The problems that the model reports for inputs of a shape."""
         if shape not in self._problems:
-            spec = toy_spec(toy_registry(), {"data.shape": list(shape)})
-            self._problems[shape] = spec_problems(self.plugin, replace(spec, model=self.plugin))
+            self._problems[shape] = self._problems_with(shape, self.task)
         return self._problems[shape]
+
+    def _problems_with(self, shape: Shape, task: Mapping[str, Any]) -> list[Problem]:
+        spec = toy_spec(toy_registry(), {"data.shape": list(shape), **task})
+        return spec_problems(self.plugin, replace(spec, model=self.plugin))
+
+    @cached_property
+    def task(self) -> Mapping[str, Any]:
+        """Changes of the toy run to a task that the model accepts."""
+        shapes = (*SHAPES, *LARGE_SHAPES)
+        accepted = (task for task in TASKS if not all(self._problems_with(shape, task) for shape in shapes))
+        return next(accepted, TASKS[0])
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of outputs that the model builds networks for: any, unless it is bound to that of its data."""
+        info = toy_spec(toy_registry(), self.task).data.info
+        assert info is not None
+        return OUTPUTS if self.task in TASKS[:2] else (info.num_outputs,)
 
     @cached_property
     def shapes(self) -> list[Shape]:
@@ -78,15 +102,23 @@ class ModelContract(PluginContract[Model]):
         except Exception:  # reported by the check of the accepted shapes
             return False
 
-    def build(self, member: int = 0, shape: Shape | None = None, num_outputs: int = OUTPUTS[-1]) -> nn.Module:
+    def build(self, member: int = 0, shape: Shape | None = None, num_outputs: int | None = None) -> nn.Module:
         """A copy of a freshly built member, in training mode."""
-        key = (member, shape or self.shapes[0], num_outputs)
+        key = (member, shape or self.shapes[0], num_outputs or self.sizes[-1])
         if key not in self._built:
             self._built[key] = self._build_anew(*key)
         return copy.deepcopy(self._built[key])
 
     def _build_anew(self, member: int, shape: Shape, num_outputs: int) -> nn.Module:
         return build_member(self.plugin, shape, num_outputs, seed=0, member=member).train()
+
+    def output_shape(self, batch: int, num_outputs: int) -> Shape:
+        """The shape of a network's outputs for a batch."""
+        return (batch, num_outputs)
+
+    def construction(self, shape: Shape) -> partial[nn.Module]:
+        """The plain call that builds a network."""
+        return partial(self.plugin.build, shape, self.sizes[-1])
 
     def inputs(self, batch: int = BATCH, shape: Shape | None = None) -> Tensor:
         """Random inputs (B, *shape) in [0, 1), float32."""
@@ -124,31 +156,34 @@ class ModelContract(PluginContract[Model]):
 
     def _review(self, shape: Shape, error: Exception) -> ContractError:
         """Find out why the network for an accepted shape could not be built or run."""
-        if not accepts(self.plugin.build, shape, OUTPUTS[-1]):
-            got = f"build{inspect.signature(self.plugin.build)}"
-            fix = "take these two arguments, and no others without a default"
-            return self.violation("build(input_shape, num_outputs)", got, "build", fix)
+        construct, name = self.construction(shape), self.builder
+        if not accepts(construct.func, *construct.args):
+            got = f"{name}{inspect.signature(construct.func)}"
+            number = {2: "two", 3: "three"}[len(construct.args)]
+            fix = f"take these {number} arguments, and no others without a default"
+            return self.violation(f"{name}({', '.join(self.builder_arguments)})", got, name, fix)
         try:
-            network: object = self.plugin.build(shape, OUTPUTS[-1])
+            network: object = construct()
             if not isinstance(network, nn.Module):
                 got = describe(network)
-                return self.violation("a torch.nn.Module from build()", got, "build", "end build() with return …")
+                return self.violation(f"a torch.nn.Module from {name}()", got, name, f"end {name}() with return …")
             outputs = network(self.inputs(shape=shape))
         except Exception:  # the same error on the CPU: the meta device is not the cause
             return self._failure(shape, error)
         if not isinstance(outputs, Tensor):
+            dimensions = ", ".join(("num_members", "B", "num_outputs")[-len(self.output_shape(1, 1)) :])
             expected, fix = (
-                "a single tensor (B, num_outputs) from forward()",
+                f"a single tensor ({dimensions}) from forward()",
                 "end forward() with return … of one tensor",
             )
-            return self.violation(expected, describe(outputs), "build", fix)
-        if tuple(outputs.shape) != (BATCH, OUTPUTS[-1]):
+            return self.violation(expected, describe(outputs), name, fix)
+        if tuple(outputs.shape) != self.output_shape(BATCH, self.sizes[-1]):
             return self._failure(shape, error)
         return ContractError(
             "a network that also runs on the meta device, where tensors have a shape but no values; every new network "
             "is tried there",
             _cause(error),
-            last_plugin_line(error, self.plugin_class) or location(self.plugin_class, "build"),
+            last_plugin_line(error, self.plugin_class) or location(self.plugin_class, name),
             "keep constant tensors with register_buffer(), create tensors on the device of the inputs, and read no "
             'value back, as .item() does; or declare it: unsupported() returns {"meta": "the reason"}',
         )
@@ -160,23 +195,22 @@ class ModelContract(PluginContract[Model]):
         if any(self.works(other) for other in (*SHAPES, *LARGE_SHAPES)):
             expected = f"{expected}, or a Problem from check_spec() that says why not"
             fix = f"yield Problem(…) in check_spec(spec) if spec.data.info.input_shape is like {shape}"
-        where = last_plugin_line(error, self.plugin_class) or location(self.plugin_class, "build")
+        where = last_plugin_line(error, self.plugin_class) or location(self.plugin_class, self.builder)
         return ContractError(expected, _cause(error), where, fix)
 
     @check("outputs have the right shape and are finite", needs=[known_modes, some_shape])
     def output_shapes(self) -> None:
-        """(B, *input_shape) → (B, num_outputs) in training and evaluation mode, in the latter also for one sample."""
+        """The shape for a batch in training and evaluation mode, in the latter also for one sample."""
         smallest, *larger = self.shapes
-        for shape, size in [*((smallest, size) for size in OUTPUTS), *((shape, OUTPUTS[-1]) for shape in larger)]:
+        for shape, size in [*((smallest, size) for size in self.sizes), *((shape, self.sizes[-1]) for shape in larger)]:
             network = self.build(shape=shape, num_outputs=size)
             for training, batch in ((True, BATCH), (False, BATCH), (False, 1)):
                 with torch.no_grad():
                     outputs = network.train(training)(self.inputs(batch, shape))
-                if describe(outputs) != describe(torch.empty(batch, size)):
+                right = describe(torch.empty(self.output_shape(batch, size)))
+                if describe(outputs) != right:
                     mode = "training" if training else "evaluation"
-                    expected = (
-                        f"{describe(torch.empty(batch, size))} for {batch} inputs of shape {shape} in {mode} mode"
-                    )
+                    expected = f"{right} for {batch} inputs of shape {shape} in {mode} mode"
                     raise self.violation(expected, describe(outputs), "build")
                 if not bool(outputs.isfinite().all()):
                     got = f"{int((~outputs.isfinite()).sum())} outputs that are not finite"
@@ -195,7 +229,7 @@ class ModelContract(PluginContract[Model]):
     def seeds(self) -> None:
         """The seed and the member's index determine a network; another member has other initial weights."""
         first, other = self.build(), self.build(member=1)
-        again = self._build_anew(0, self.shapes[0], OUTPUTS[-1])
+        again = self._build_anew(0, self.shapes[0], self.sizes[-1])
         for name, value in first.state_dict().items():
             if not torch.equal(value, again.state_dict()[name]):
                 fix = "initialise from torch's default generator only, which is seeded before build()"
@@ -259,7 +293,7 @@ class ModelContract(PluginContract[Model]):
             network(self.inputs())  # so that running statistics differ from their initial values
             network.eval()
             together = network(self.inputs())
-            single = torch.cat([network(sample) for sample in self.inputs().split(1)])
+            single = torch.cat([network(sample) for sample in self.inputs().split(1)], dim=-2)
         if wrong := mismatch(single, together, ROUGH):
             fix = "normalise over the batch only if self.training, as nn.BatchNorm does"
             raise self.violation("the same outputs for single samples as for the whole batch", wrong, "build", fix)
@@ -312,7 +346,7 @@ class ModelContract(PluginContract[Model]):
     def training(self) -> None:
         """One epoch through the ordinary training path, with this model and its parameters."""
         registry = toy_registry(self.plugin)
-        spec = toy_spec(registry, {"data.shape": list(self.shapes[0])})
+        spec = toy_spec(registry, {"data.shape": list(self.shapes[0]), **self.task})
         loss = NLL() if self.plugin.gives_probabilities() else spec.loss
         train_with_every_engine(replace(spec, model=self.plugin, loss=loss), registry)
 

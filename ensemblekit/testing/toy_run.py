@@ -20,7 +20,7 @@ from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.kinds import KINDS
-from ensemblekit.core.losses import MSE, NLL, CrossEntropy
+from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge
 from ensemblekit.core.nesting import PLUGIN, found
 from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
 from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
@@ -43,11 +43,12 @@ class ToyData(Dataset):
     shape: tuple[int, ...] = Field((6,), description="shape of an input")
     regression: bool = Field(False, description="predict real values instead of a class")
     num_classes: int = Field(NUM_CLASSES, ge=2, description="number of classes")
+    num_values: int = Field(NUM_VALUES, ge=1, description="number of real values to predict")
 
     @property
     def info(self) -> DataInfo:
         if self.regression:
-            return DataInfo("regression", self.shape, NUM_VALUES)
+            return DataInfo("regression", self.shape, self.num_values)
         return DataInfo("classification", self.shape, self.num_classes)
 
     def load(self, seed: int) -> Splits:
@@ -76,7 +77,7 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins and those in them by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for outer in plugins for plugin in _with_inner(outer)}
-    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL()):
+    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL(), GaussianHinge()):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(_registration(cls, name) for (_, name), cls in classes.items())
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ensemblekit.core.composition import PROGRESS, check_composition
 from ensemblekit.core.errors import NumericError, UsageError
-from ensemblekit.core.objective import Objective
+from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.objective import Moment, Objective
 from ensemblekit.core.plugin import Family
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
@@ -38,6 +40,19 @@ def settings_notices(spec: Spec, data: Data) -> Iterator[str]:
         yield f"training.batch_size is {batch_size}, but there are only {samples} training samples: each step uses all"
     if missing := _missing_classes(data):
         yield _missing_classes_text(missing, data)
+    if method := _sets_every_rate(spec):
+        yield f'training.schedule has no effect: "{method}" sets the learning rate of every step'
+
+
+def _sets_every_rate(spec: Spec) -> str:
+    """Return the method that takes the place of a schedule that would change the learning rate; "" if none does."""
+    num_epochs, hooks = spec.training.epochs, RunHooks(spec.methods)
+    epochs = [num_epochs * share for share in PROGRESS]
+    if all(spec.schedule.factor(epoch, num_epochs) == 1 for epoch in epochs):
+        return ""
+    rates = {"base": spec.optimizer.learning_rate, "num_epochs": num_epochs}
+    setting = [hooks.first_result("learning_rate", **rates, epoch=epoch)[0] for epoch in epochs]
+    return setting[0] if all(setting) else ""
 
 
 def _missing_classes(data: Data) -> list[int]:
@@ -58,22 +73,36 @@ def _missing_classes_text(missing: list[int], data: Data) -> str:
     return f"no training sample has {classes} of 0 to {data.info.num_outputs - 1}{question}"
 
 
-def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | None, num_outputs: int) -> None:
+def check_methods(spec: Spec, objective: Objective, batch: Batch) -> None:
+    """Raise a `UsageError` if something that a method says would be ignored."""
+    if not batch.targets.is_meta:
+        outputs = _random_outputs(objective, spec.ensemble.members, batch.targets)
+        check_composition(objective, outputs, batch.targets, spec.training.epochs)
+
+
+def _random_outputs(objective: Objective, num_members: int, targets: Tensor) -> Tensor:
+    """Return random outputs (R, B, W) of all networks, for a trial of the hooks."""
+    layout = objective.layout
+    assert layout is not None
+    shape = (num_members + layout.num_auxiliary, len(targets), layout.width)
+    return torch.rand(shape, generator=generator(0, "check methods")).to(targets.device)
+
+
+def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | None) -> None:
     """Raise a `UsageError` if sample weights (B, M) do not change the objective, so that a method has no effect.
 
-    It is tried on random outputs: the derivative of the objective with respect to every weight is zero then.
+    It is tried on random outputs: the derivative of the objective with respect to every weight is zero then, at any
+    moment of training.
     """
     if weights is None or weights.is_meta:
         return
-    random = generator(0, "check weights")
-    layout = objective.layout
-    rows, width = (0, num_outputs) if layout is None else (layout.num_auxiliary, layout.width)
-    outputs = torch.rand(weights.shape[1] + rows, weights.shape[0], width, generator=random).to(weights.device)
+    outputs = _random_outputs(objective, weights.shape[1], batch.targets)
     variable = weights.detach().float().requires_grad_()
-    value = objective(outputs, batch.targets, variable)
-    (gradient,) = torch.autograd.grad(value, variable, allow_unused=True)
-    if gradient is not None and bool((gradient != 0).any()):
-        return
+    for progress in PROGRESS:
+        value = objective(outputs, batch.targets, variable, moment=Moment(progress=progress))
+        (gradient,) = torch.autograd.grad(value, variable, allow_unused=True)
+        if gradient is not None and bool((gradient != 0).any()):
+            return
     names = {hook: _names_of(objective, hook) for hook in ("sample_weights", "member_loss")}
     others = f" with {names['member_loss']}" if names["member_loss"] else ""
     what = f"the sample weights of {names['sample_weights']} have no effect{others}: no member has a loss of its own"

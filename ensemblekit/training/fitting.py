@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.errors import DataError, PluginError
+from ensemblekit.core.losses import Loss
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.data.loading import Split
 from ensemblekit.members.state import MemberState
@@ -37,17 +38,17 @@ def fit_members(
             state.model.fit(state.network.cpu(), inputs, train.targets.cpu(), own, spec.loss, seed)
             state.network.to(device)
             state.steps = 1
-    look_up_outputs(states, splits)
+    look_up_outputs(states, splits, spec.loss)
 
 
-def look_up_outputs(states: Sequence[MemberState], splits: Mapping[str, Split | None]) -> None:
+def look_up_outputs(states: Sequence[MemberState], splits: Mapping[str, Split | None], loss: Loss) -> None:
     """Look up the outputs of members that know them without computing anything."""
     for state in states:
         for name, split in splits.items():
             if split is None or name in state.known:
                 continue
             indices = torch.arange(len(split)) if split.indices is None else split.indices
-            outputs = state.model.known_outputs(name, indices)
+            outputs = state.model.known_outputs(name, indices, loss)
             if outputs is not None:
                 state.known[name] = _checked(outputs, state, name, len(split)).to(split.targets.device)
 

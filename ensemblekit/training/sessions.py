@@ -56,7 +56,7 @@ def train_on(
         if not directory.has_environment:
             recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
             directory.restore_environment(environment(recorded, registry))
-        spec = read_spec(directory, registry)
+        spec = read_spec(directory, registry, for_training=True)
         longer = spec if epochs is None else _lengthened(directory, spec, epochs, registry)
         if longer.training.epochs == spec.training.epochs and not directory.needs_training():
             _tell_finished(directory, listeners)

@@ -37,6 +37,7 @@ from ensemblekit.training import finishing
 from ensemblekit.training.busy_machine import BusyMachine
 from ensemblekit.training.checks import (
     check_members,
+    check_methods,
     check_settings,
     check_tensors,
     check_weights_count,
@@ -147,8 +148,9 @@ class Trainer:
         """
         check_data(self.spec, self.data.info)
         check_settings(self.spec, self.data)
-        if self.weights is not None:
-            check_weights_count(self.objective, *self._first_batch(), self.members.layout.num_outputs)
+        batch, weights = self._first_batch()
+        check_methods(self.spec, self.objective, batch)
+        check_weights_count(self.objective, batch, weights)
         with self._life_cycle():
             for text in settings_notices(self.spec, self.data):
                 self.hooks.call.notice(text=text)
@@ -220,12 +222,17 @@ class Trainer:
         finally:
             if self.engine is not None:
                 self.engine.close()
-        self.hooks.call.run_finished(metrics=self.metrics)
+        self.hooks.announce("run_finished", metrics=self.metrics)
         self._announce_end("finished", None)
 
     def _announce_end(self, status: RunStatus, error: BaseException | None) -> None:
-        self.hooks.call.run_ended(
-            status=status, metrics=self.metrics, members=self.member_metrics, seconds=self.clock.seconds, error=error
+        self.hooks.announce(
+            "run_ended",
+            status=status,
+            metrics=self.metrics,
+            members=self.member_metrics,
+            seconds=self.clock.seconds,
+            error=error,
         )
 
     def choose_engine(self) -> dict[str, float]:
@@ -272,7 +279,7 @@ class Trainer:
                 row = self._epoch(epoch)
             is_best = self.selection.is_best(row)
             self.history.append(row)
-            self.hooks.call.epoch_finished(epoch=epoch, num_epochs=num_epochs, metrics=row)
+            self.hooks.announce("epoch_finished", epoch=epoch, num_epochs=num_epochs, metrics=row)
             if text := self.unbounded.notice(row):
                 self.hooks.call.notice(text=text)
             self.saver.save(epoch, is_best)
@@ -305,7 +312,7 @@ class Trainer:
             self.hooks.call.epoch_started(**arguments)
         else:  # the methods have prepared the epoch before it was interrupted
             self.hooks.call_observers("epoch_started", **arguments)
-        self.members.check_learning()
+        self.members.check_learning(epoch)
         engine = self.current_engine()
         if not self.data.train.is_augmented:
             batch_size = self.evaluator.batch_size
@@ -412,7 +419,7 @@ class Trainer:
         if SAMPLE_WEIGHTS in checkpoint.tensors:
             self.weights, self.weights_were_set = checkpoint.tensors[SAMPLE_WEIGHTS].to(self.device), True
         splits = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
-        look_up_outputs(self.members.states, splits)
+        look_up_outputs(self.members.states, splits, self.spec.loss)
         self.evaluator.forget()
         self.selection.restore(checkpoint.state)
 

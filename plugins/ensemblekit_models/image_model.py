@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ensemblekit import Model, Problem, UsageError
+from ensemblekit import Family, Model, Problem, UsageError
 from ensemblekit_models.softmax import with_softmax
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ensemblekit import DataInfo, Spec
 
 
-class ImageModel(Model):
+class ImageInputs(Model):
     """A model for images (channels, height, width)."""
 
     def input_problem(self, input_shape: tuple[int, ...]) -> Problem | None:
@@ -25,19 +25,40 @@ class ImageModel(Model):
         what = f'"{self.name}" needs images (channels, height, width), but inputs have shape {input_shape}'
         return Problem("", what, 'use the model "mlp", or a data set of images')
 
-    @abstractmethod
-    def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-        """Build a network for inputs that `input_problem` has accepted; `build` adds the softmax, if there is one."""
-
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         problem = self.input_problem(info.input_shape)
         return () if problem is None else (problem,)
 
-    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    def refuse_other_inputs(self, input_shape: tuple[int, ...]) -> None:
+        """Raise a `UsageError` if inputs of this shape are not supported."""
         problem = self.input_problem(input_shape)
         if problem is not None:
             raise UsageError(problem.what, f"{self.name}.{problem.path}".rstrip("."), problem.fix)
+
+
+class ImageModel(ImageInputs):
+    """A model that builds one network for images."""
+
+    @abstractmethod
+    def network(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        """Build a network for inputs that `input_problem` has accepted; `build` adds the softmax, if there is one."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        self.refuse_other_inputs(input_shape)
         network = self.network(input_shape, num_outputs)
+        return with_softmax(network) if self.gives_probabilities() else network
+
+
+class ImageFamily(ImageInputs, Family):
+    """A model that computes several members for images in one network."""
+
+    @abstractmethod
+    def family(self, input_shape: tuple[int, ...], num_outputs: int, num_members: int) -> nn.Module:
+        """Build a family for inputs that `input_problem` has accepted; `build_family` adds the softmax."""
+
+    def build_family(self, input_shape: tuple[int, ...], num_outputs: int, num_members: int) -> nn.Module:
+        self.refuse_other_inputs(input_shape)
+        network = self.family(input_shape, num_outputs, num_members)
         return with_softmax(network) if self.gives_probabilities() else network
 
 

@@ -34,27 +34,32 @@ class ResNet(ImageModel):
             nn.Conv2d(channels, self.width, kernel_size=3, padding=1),
             nn.BatchNorm2d(self.width),
             nn.ReLU(inplace=True),
-            *(_Block(self.width) for _ in range(self.blocks)),
+            *(_block(self.width) for _ in range(self.blocks)),
             nn.Flatten(),
             *([nn.Dropout(self.dropout)] if self.dropout else []),
             nn.Linear(self.width * pixels, num_outputs),
         )
 
 
-class _Block(nn.Module):
-    """(B, W, H, W') → (B, W, H // 2, W' // 2)."""
+class ResidualBlock(nn.Module):
+    """Two convolutions, added to their input and pooled: (B, C, H, W) → (B, C, H // 2, W // 2)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, first: nn.Module, second: nn.Module, channels: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
+            first,
+            nn.BatchNorm2d(channels),
             nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
+            second,
+            nn.BatchNorm2d(channels),
             nn.ReLU(inplace=True),
         )
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.pool(images + self.residual(images))
+
+
+def _block(width: int) -> nn.Module:
+    first, second = (nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False) for _ in range(2))
+    return ResidualBlock(first, second, width)

@@ -22,7 +22,7 @@ def test_a_perceptron_is_stacked_layer_by_layer():
 
 
 def test_layers_that_are_left_to_vmap_are_named():
-    assert paths("resnet")["stacked"] == "yes: Conv2d, Block by torch.func.vmap"
+    assert paths("resnet")["stacked"] == "yes: Conv2d, ResidualBlock by torch.func.vmap"
 
 
 class Drawing(nn.Module):

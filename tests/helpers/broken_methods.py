@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from pydantic import Field, PrivateAttr, field_validator
 from torch import Tensor
 
-from ensemblekit import GrowingEnsemble, Loss, Method, Problem, Spec, hookimpl
+from ensemblekit import DataInfo, GrowingEnsemble, Loss, Method, Problem, Spec, hookimpl
 
 DESCRIPTION = "its description is one sentence"
 PARAMETERS = "every parameter is described"
@@ -30,6 +30,7 @@ SECOND = "second inputs are computed elementwise"
 LIFE_CYCLE = "life-cycle hooks return values in range"
 ENGINES = "all engines agree"
 RESUMES = "a resumed run is bit-identical"
+STATE = "what it remembers is part of its state"
 
 
 class Good(Method):
@@ -94,7 +95,23 @@ class FourOrMore(Good):
             yield Problem("/ensemble.members", "fewer than four members", "use four")
 
 
-GOOD = (Good, ADP, EvenOnly, FourOrMore)
+class ForTwoClasses(Good):
+    """Can be used with losses for two classes only."""
+
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        if spec.loss.takes != "margins":
+            yield Problem("/training.loss", "not a loss of a margin", "use gaussian_hinge")
+
+
+class ForOneValue(Good):
+    """Can be used for one real value only."""
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if (info.task, info.num_outputs) != ("regression", 1):
+            yield Problem("", "not one real value", "use another method")
+
+
+GOOD = (Good, ADP, EvenOnly, FourOrMore, ForTwoClasses, ForOneValue)
 
 
 class Undescribed(Good):
@@ -234,6 +251,76 @@ class CountsEpochs(Good):
         return base / (1 + self._epochs)
 
 
+class CountsSilently(Good):
+    """Counts epochs without an effect yet."""
+
+    _epochs: int = PrivateAttr(0)
+
+    @hookimpl
+    def epoch_started(self) -> None:
+        self._epochs += 1
+
+
+class Remembers(CountsEpochs):
+    """Counts epochs, and its state has the count."""
+
+    def state(self) -> Mapping[str, int]:
+        return {"epochs": self._epochs}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._epochs = state["epochs"]
+
+
+class ForgetsAPart(CountsSilently):
+    """Has a state, without all that it counts."""
+
+    _steps: int = PrivateAttr(0)
+
+    @hookimpl
+    def step_finished(self) -> None:
+        self._steps += 1
+
+    def state(self) -> Mapping[str, int]:
+        return {"epochs": self._epochs}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        self._epochs = state["epochs"]
+
+
+class StateOfObjects(Remembers):
+    """Returns what no checkpoint can hold."""
+
+    def state(self) -> Mapping[str, int]:
+        return {"epochs": {self._epochs}}  # type: ignore[dict-item]
+
+
+class FreezesEveryone(Good):
+    """Leaves no member that learns."""
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        for member in range(len(ensemble)):
+            ensemble.freeze(member)
+
+
+class FreezesTheWrongOne(Good):
+    """Freezes a member that does not exist."""
+
+    @hookimpl
+    def epoch_started(self, ensemble: GrowingEnsemble) -> None:
+        ensemble.freeze(99)
+
+
+class CallsBackward(Good):
+    """Computes gradients itself."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        losses = loss(outputs.requires_grad_(), target)
+        losses.sum().backward()
+        return losses
+
+
 class RefusesEverything(Good):
     """Accepts no spec."""
 
@@ -263,7 +350,16 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (FirstSampleOnly, {ORDER}, ("reverse order", "FirstSampleOnly.member_loss")),
     (NotReallySeparable, {SEPARABLE}, ("add up to the whole", "NotReallySeparable.separable")),
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
-    (CountsEpochs, {RESUMES}, ("resumed after epoch 1 of 2", "CountsEpochs.epoch_started")),
+    (CountsSilently, {STATE}, ("another _epochs after a run", "CountsSilently.epoch_started")),
+    (ForgetsAPart, {STATE}, ("another _steps", "ForgetsAPart.load_state")),
+    (CountsEpochs, {RESUMES, STATE}, ("resumed after epoch 1 of 2", "CountsEpochs.epoch_started")),
+    (
+        FreezesEveryone,
+        {RESUMES, STATE},
+        ("every member is frozen at the start of epoch 1", "leave a member that learns"),
+    ),
+    (FreezesTheWrongOne, {RESUMES, STATE}, ("there is no member 99", "ensemble.freeze(99)")),
+    (CallsBackward, {FINITE, CORRECT, ONE_MEMBER}, ("calls backward()", "CallsBackward.member_loss")),
     (RefusesEverything, {RESULTS}, ("not today", "tried: 3, 2, 4 members", "RefusesEverything.check_spec")),
     (HasNoOpinion, {RESULTS}, ("an iterable of Problem from check_spec()", "got: None", "HasNoOpinion.check_spec")),
 ]

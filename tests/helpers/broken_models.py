@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ensemblekit import Model, Problem, Spec
+from ensemblekit import DataInfo, Model, Problem, Spec
 
 ACCEPTED = "it builds a network for every input shape that it accepts"
 SHAPES = "outputs have the right shape and are finite"
@@ -42,6 +42,29 @@ class GoodModel(Model):
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         return _Net(input_shape, num_outputs)
+
+
+class ForRegression(GoodModel):
+    """Can be used for real values only."""
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if info.task != "regression":
+            yield Problem("", "not a regression", "use another model")
+
+
+class ForTwoClasses(GoodModel):
+    """Can be used for two classes only."""
+
+    def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        assert num_outputs == 2
+        return _Net(input_shape, num_outputs)
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if (info.task, info.num_outputs) != ("classification", 2):
+            yield Problem("", "not two classes", "use another model")
+
+
+GOOD = (GoodModel, ForRegression, ForTwoClasses)
 
 
 class ImagesOnly(Model):

@@ -401,7 +401,7 @@ FAULTS: list[tuple[type, set[str], tuple[str, ...]]] = [
     (Centred, {ALONE}, ("single samples", "Centred.per_sample")),
     (RootAtZero, {GRADIENTS}, ("finite gradients", "RootAtZero.per_sample")),
     (WrongCurvature, {SECOND}, ("second derivative along a direction", "WrongCurvature.quadratic_form")),
-    (TooFewOutputs, {LOSS_TRAINS}, ("index 2 is out of bounds", "per_sample(), ")),
+    (TooFewOutputs, {PER_SAMPLE}, ("out of bounds", "per_sample(), ")),
     (OtherLogarithm, {PROBABILITIES}, ("logarithm of probabilities()", "OtherLogarithm.log_probabilities")),
     (NoProbabilities, {PROBABILITIES}, ("sum to 1", "NoProbabilities.probabilities")),
 ]

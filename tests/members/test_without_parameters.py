@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import ensemblekit as ek
 from ensemblekit.core.errors import UsageError
 
-ENGINES = ["sequential", "threaded", "stacked"]
+ENGINES = ["sequential", "threaded", "stacked", "auto"]
 INPUTS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 DATA = (INPUTS, (INPUTS.sum(dim=1) > 0).long())
 

@@ -38,7 +38,8 @@ def outputs(path: Path) -> Any:
 
 def kept(path: Path) -> Any:
     run = ek.open_run(path)
-    return [tensor.tolist() for split in ("test", "validation") for tensor in vars(run.outputs(split)).values()]
+    kept = [run.outputs(split) for split in ("test", "validation")]
+    return [tensor.tolist() for part in kept for tensor in (part.outputs, part.targets, part.index)]
 
 
 def resumed(path: Path) -> Any:

@@ -6,17 +6,24 @@ import inspect
 import os
 
 import pytest
-from helpers import broken_hooks, broken_methods, broken_models, broken_others
+from helpers import broken_hooks, broken_methods, broken_models, broken_others, broken_regression_losses
 from helpers.broken_models import ACCEPTED, NOT_BUILT, works
 
 from ensemblekit.core.plugin import Plugin
-from ensemblekit.testing import CheckResult, contract, run_contract
+from ensemblekit.testing import CheckResult, ContractError, contract, run_contract
 from ensemblekit.testing.common import PluginContract
 
-FAULTS = [*broken_methods.FAULTS, *broken_hooks.FAULTS, *broken_models.FAULTS, *broken_others.FAULTS]
-GOOD = (*broken_methods.GOOD, broken_models.GoodModel, *broken_others.GOOD)
+FAULTS = [
+    *broken_methods.FAULTS,
+    *broken_hooks.FAULTS,
+    *broken_models.FAULTS,
+    *broken_others.FAULTS,
+    *broken_regression_losses.FAULTS,
+]
+GOOD = (*broken_methods.GOOD, *broken_models.GOOD, *broken_others.GOOD, *broken_regression_losses.GOOD)
 SLOW = {
     broken_methods.RESUMES,
+    broken_methods.STATE,
     broken_methods.ENGINES,
     broken_methods.CORRECT,
     broken_models.TRAINS,
@@ -61,6 +68,21 @@ def test_a_fault_fails_its_checks_and_no_others_and_is_located(broken, failing, 
 @pytest.mark.parametrize("good", GOOD, ids=lambda good: good.__name__)
 def test_a_plugin_without_a_fault_passes_all_checks(good):
     assert [result.message for result in run_contract(good) if not result.passed] == []
+
+
+def test_state_that_no_checkpoint_can_hold_is_refused():
+    (check,) = [check for check in contract(broken_methods.StateOfObjects) if check.name == broken_methods.STATE]
+    with pytest.raises(ContractError, match="epochs is a set"):
+        check()
+
+
+def test_state_that_a_method_returns_and_restores_passes_its_check():
+    (check,) = [check for check in contract(broken_methods.Remembers) if check.name == broken_methods.STATE]
+    check()
+
+
+def test_a_method_with_state_passes_all_checks():
+    assert [result.message for result in run_contract(broken_methods.Remembers) if not result.passed] == []
 
 
 @pytest.mark.parametrize("kind", sorted({good.kind for good in GOOD}))

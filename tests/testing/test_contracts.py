@@ -10,6 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from ensemblekit_models.mlp import MLP
+from ensemblekit_models.resnet import ResNet
 from helpers.broken_others import GoodData
 from PIL import Image
 
@@ -42,9 +44,14 @@ OTHER_PARAMETERS = {
     "binary_resnet": [{"width": 4, "blocks": 2, "stochastic": False}],
     # the default has eleven million weights; this one has few layers
     "torchvision": [{"arch": "squeezenet1_1"}],
+    "sklearn": [{"estimator": "gaussian_nb"}],
+    "tabm": [{"hidden": [8], "adapters": "first", "dropout": 0.0}],
+    "batch_ensemble_resnet": [{"width": 4, "blocks": 2, "dropout": 0.5}],
+    "packed_resnet": [{"width": 4, "blocks": 2, "gamma": 2, "dropout": 0.5}],
+    "multi_head": [{"model": MLP(hidden=(8,))}, {"model": ResNet(width=4, blocks=2), "softmax": True}],
 }
-INSTEAD_OF_DEFAULTS = {"snapshot", "torchvision"}
-NEED_FILES = {"given", "image_folder", "table"}
+INSTEAD_OF_DEFAULTS = {"snapshot", "torchvision", "multi_head"}
+NEED_FILES = {"given", "image_folder", "table", "frozen", "predictions"}
 WHOLE_CONTRACT = {check.name for check in DatasetContract(GoodData()).select(PluginContract, DatasetContract)}
 """The checks of a data set whose files are present."""
 
@@ -57,7 +64,9 @@ def plugins() -> Iterator[Plugin]:
                 continue
             tables = ([] if name in INSTEAD_OF_DEFAULTS else [{}]) + OTHER_PARAMETERS.get(name, [])
             for table in tables:
-                yield info.load().from_table(table).named(name)
+                has_plugins = any(isinstance(value, Plugin) for value in table.values())
+                plugin = info.load()(**table) if has_plugins else info.load().from_table(table)
+                yield plugin.named(name)
 
 
 def label(plugin: Plugin) -> str:

@@ -175,7 +175,7 @@ def test_the_option_turns_the_checks_of_installed_plugins_into_tests(pytester):
     listed = pytester.runpytest_inprocess("--ensemblekit", "gncl", "--ensemblekit", "loss:mse", "--collect-only", "-q")
     assert "ensemblekit::gncl::gradients are finite" in listed.outlines
     assert "ensemblekit::mse::its probabilities sum to one" in listed.outlines
-    selection = "state or (gradients and finite and not match)"
+    selection = "(state and deterministic) or (gradients and finite and not match)"
     chosen = pytester.runpytest_inprocess("--ensemblekit", "gncl", "-k", selection, "-v")
     ran = {line.partition(" PASSED")[0] for line in chosen.outlines if " PASSED" in line}
     assert ran == {f"ensemblekit::gncl::{name}" for name in (broken_methods.FINITE, broken_methods.PURE)}

@@ -182,28 +182,29 @@ def _regression_sections(
     run: Run, kept: KeptOutputs, combiner: Combiner, combined: Tensor, metadata: Mapping[str, Any]
 ) -> list[Section]:
     targets = kept.targets.reshape(len(kept.targets), -1).double()
-    combined = combined.reshape(len(combined), -1).double()
+    point = combiner.loss.point
+    combined, members = point(combined).double(), point(kept.outputs).double()
     if combined.shape != targets.shape:
         return []
     networks = _networks(kept.outputs, combiner).double()
-    errors = (kept.outputs.double() - targets).square().mean(dim=-1)
+    errors = (members - targets).square().mean(dim=-1)
     values = MemberQuality(
         "mean squared error", tuple(errors.mean(dim=1).tolist()), float((combined - targets).square().mean())
     )
     charts = [quality_chart(values)]
-    if len(kept.outputs) > 1:
-        correlation = error_correlation((kept.outputs.double() - targets).flatten(1))
+    if len(members) > 1:
+        correlation = error_correlation((members - targets).flatten(1))
         charts.append(_correlation_chart(correlation, "Correlation of two members' residuals over the test samples"))
     if len(networks) > 1 and not combiner.needs_all_members:
         charts += size_charts(
             size_curves(
                 networks,
                 lambda part: combiner.of_size(len(part)).combine(part),
-                lambda mean: {"mse": float((mean.double() - targets).square().mean())},
+                lambda output: {"mse": float((point(output).double() - targets).square().mean())},
             )
         )
     columns = [
-        ValuePredictions(targets[:, c], combined[:, c], kept.outputs[:, :, c].double())
+        ValuePredictions(targets[:, c], combined[:, c], members[:, :, c])
         for c in range(min(targets.shape[1], MOST_TARGETS))
     ]
     names = [""] if len(columns) == 1 else [str(index) for index in range(len(columns))]
