@@ -35,6 +35,8 @@ BATCH_SIZE = 9
 NUM_TRAIN, NUM_TEST = 20, 8
 NUM_CLASSES, NUM_VALUES = 6, 2
 """More classes than members: there are methods that need it."""
+EXTRA_SIZE = 5
+"""Size of each output beside a prediction."""
 
 
 class ToyData(Dataset):
@@ -64,6 +66,10 @@ class ToyNetwork(Model):
 
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the hidden layer")
     probabilities: bool = Field(False, description="end with a softmax")
+    extras: tuple[str, ...] = Field((), description="names of outputs beside the prediction")
+
+    def extra_outputs(self, input_shape: tuple[int, ...]) -> Mapping[str, int]:
+        return dict.fromkeys(self.extras, EXTRA_SIZE)
 
     def gives_probabilities(self) -> bool:
         return self.probabilities
@@ -71,7 +77,8 @@ class ToyNetwork(Model):
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         hidden = (nn.Linear(prod(input_shape), 8), nn.Tanh(), nn.Dropout(self.dropout))
         last = (nn.Softmax(dim=-1),) if self.probabilities else ()
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, num_outputs), *last)
+        width = num_outputs + EXTRA_SIZE * len(self.extras)
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, width), *last)
 
 
 def toy_registry(*plugins: Plugin) -> Registry:
