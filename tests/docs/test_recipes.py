@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.places import ROOT
 from helpers.small_runs import Crash, CrashAfter
+from safetensors.torch import load_file as load_tensors
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -188,3 +189,115 @@ def test_the_logger_writes_each_epoch_once_also_if_the_run_is_resumed(tmp_path):
     lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
     assert written == [{name: line[name] for name in ("epoch", *table["columns"])} for line in lines]
     assert [row["epoch"] for row in written] == [1, 2, 3]
+
+
+# mixture of experts
+
+GATE = {"name": "gate", "role": "auxiliary", "model": {"name": "mlp", "hidden": [4]}}
+
+
+def mixture(tmp_path):
+    tables = {"method": "mixture_of_experts", "ensemble": {"groups": [{"members": 3}, GATE]}}
+    return train("mixture_of_experts", tmp_path / "run", {"epochs": 4}, **tables)
+
+
+def test_the_objective_of_a_mixture_of_experts_is_that_of_the_formula():
+    method, loss = plugin("mixture_of_experts", "mixture_of_experts"), CrossEntropy()
+    outputs, gate, target = torch.randn(3, 5, 4), torch.randn(1, 5, 3), torch.randint(4, (5,))
+    combined = method.combine(outputs, {"gate": gate}, loss)
+    for sample in range(5):
+        shares, label = gate[0, sample].softmax(dim=0), int(target[sample])
+        likelihood = sum(shares[i] * outputs[i, sample].softmax(dim=0)[label] for i in range(3))
+        assert float(method.ensemble_loss(combined, target, loss)[sample]) == pytest.approx(-math.log(likelihood))
+    assert not method.member_loss(outputs).any()
+
+
+def test_a_loaded_mixture_of_experts_predicts_with_its_gate(tmp_path):
+    run = mixture(tmp_path)
+    ensemble, inputs = load("mixture_of_experts", run), data_of(run).inputs
+    *members, gate = ensemble.members
+    with torch.no_grad():
+        shares = gate(inputs).softmax(dim=1)
+        probabilities = torch.stack([member(inputs).softmax(dim=1) for member in members], dim=1)
+    expected = torch.einsum("bi,bic->bc", shares, probabilities)
+    torch.testing.assert_close(ensemble.predict_proba(inputs), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mixture_of_experts_without_a_gate_is_refused_with_the_group_to_add(tmp_path):
+    with pytest.raises(ek.EnsemblekitError, match='needs an auxiliary group "gate" with 2 outputs, and there is none'):
+        train("mixture_of_experts", tmp_path / "run", method="mixture_of_experts")
+
+
+# student
+
+
+def student(tmp_path, outputs=10):
+    group = {"name": "student", "role": "auxiliary", "outputs": outputs, "model": {"hidden": [4]}}
+    tables = {"method": "online_student", "ensemble": {"groups": [{"members": 3}, group]}}
+    return train("student", tmp_path / "run", **tables)
+
+
+def test_only_the_student_is_kept_and_predicts(tmp_path):
+    run = student(tmp_path)
+    ensemble, inputs = load("student", run), data_of(run).inputs
+    (network,) = ensemble.members
+    assert network.state_dict()["1.weight"].shape == (4, 64)  # hidden layer of the student, not of a member
+    assert {name.split(".")[1] for name in load_tensors(run.path / "model.safetensors")} == {"0"}
+    torch.testing.assert_close(ensemble(inputs), network(inputs).detach())
+    assert len(run.outputs("test").outputs) == 1
+
+
+def test_a_student_with_another_number_of_outputs_is_refused(tmp_path):
+    with pytest.raises(ek.EnsemblekitError, match='needs an auxiliary group "student" with 10 outputs; it has 4'):
+        student(tmp_path, outputs=4)
+
+
+def test_the_loss_of_the_student_is_that_of_the_formula_and_does_not_teach_the_members():
+    method = plugin("student", "online_student", share=0.3, temperature=2.0)
+    outputs, own = torch.randn(3, 5, 4, requires_grad=True), torch.randn(1, 5, 4, requires_grad=True)
+    target = torch.randint(4, (5,))
+    losses = method.ensemble_loss(outputs, {"student": own}, target, CrossEntropy())
+    teacher = torch.distributions.Categorical(probs=(outputs / 2).softmax(dim=2).mean(dim=0))
+    divergence = torch.distributions.kl_divergence(teacher, torch.distributions.Categorical(logits=own[0] / 2))
+    expected = 0.7 * cross_entropy(own[0], target, reduction="none") + 0.3 * 2**2 * divergence
+    torch.testing.assert_close(losses, expected)
+    losses.sum().backward()
+    assert outputs.grad is None
+    assert own.grad.any()
+
+
+# decorrelated features
+
+
+def feature_correlation(path, strength):
+    """How strongly the features of two trained members are correlated on the test data, on average."""
+    table = {"name": "feature_decorrelation", "strength": strength}
+    tables = {"method": table, "model": {"name": "feature_network", "hidden": 8}}
+    run = train("feature_decorrelation", path, {"epochs": 20, "optimizer": SGD | {"lr": 1.0}}, **tables)
+    inputs = data_of(run, "train").inputs
+    with torch.no_grad():
+        features = [member(inputs)[:, 10:] for member in load("feature_decorrelation", run).members]
+    between = torch.cov(torch.cat(features, dim=1).T, correction=0)[:8, 8:]
+    return float(between.square().sum()), features, run
+
+
+def test_the_penalty_makes_covariances_between_members_smaller_and_the_members_still_learn(tmp_path):
+    free, _, _ = feature_correlation(tmp_path / "free", 0.0)
+    bound, _, run = feature_correlation(tmp_path / "bound", 1.0)
+    assert bound < 0.5 * free
+    assert run.metrics["test_accuracy"] > 0.5
+
+
+def test_the_penalty_of_covariances_is_that_of_the_formula():
+    features = torch.randn(3, 20, 4, dtype=torch.float64)
+    method = plugin("feature_decorrelation", "feature_decorrelation", strength=0.7)
+    losses = method.ensemble_loss({"features": features}, num_members=3)
+    matrix = torch.cov(features.transpose(1, 2).flatten(0, 1), correction=0)  # 12 variables: member by member
+    blocks = matrix.unflatten(0, (3, 4)).unflatten(2, (3, 4)).square().sum(dim=(1, 3))
+    expected = 0.7 / (2 * 3 * 2) * sum(float(blocks[i, j]) for i in range(3) for j in range(3) if i != j)
+    assert losses.tolist() == pytest.approx([expected] * 20)
+
+
+def test_the_penalty_of_covariances_needs_a_model_with_features(tmp_path):
+    with pytest.raises(ek.EnsemblekitError, match='needs outputs called "features"'):
+        train("feature_decorrelation", tmp_path / "run", method="feature_decorrelation")
