@@ -51,7 +51,7 @@ class MethodFixture(PluginContract[Method]):
 
     @cached_property
     def registry(self) -> Registry:
-        return toy_registry(self.plugin, *self._losses_beside)
+        return toy_registry(self.plugin, *self.losses_beside)
 
     @property
     def members(self) -> int:
@@ -63,8 +63,7 @@ class MethodFixture(PluginContract[Method]):
         """The shortest toy run that the method accepts."""
         required = self.plugin.required_members()
         sizes = MEMBERS if required is None else (required,)
-        own = [(loss, {"data.regression": loss.takes == "values"}) for loss in self._losses_beside]
-        for members, task in product(sizes, (*TASKS, *own)):
+        for members, task in product(sizes, self._tasks):
             accepted = partial(self._accepts_run, members=members, task=task)
             if accepted(MAX_EPOCHS):
                 # a method may need a minimum number of epochs, for example one per cycle
@@ -81,8 +80,16 @@ class MethodFixture(PluginContract[Method]):
             "if the parameters imply a number of members, return it from required_members()",
         )
 
+    @property
+    def _tasks(self) -> list[tuple[Loss, dict[str, Any]]]:
+        """Tasks to try in turn; only those with losses beside the method if it needs the parts of their outputs."""
+        own = [(loss, {"data.regression": loss.takes == "values"}) for loss in self.losses_beside]
+        info, required = DataInfo("regression", (1,), 1), set(self.plugin.required_outputs())
+        declaring = [task for task in own if required & task[0].slices(task[0].num_outputs(info)).keys()]
+        return declaring or [*TASKS, *own]
+
     @cached_property
-    def _losses_beside(self) -> list[Loss]:
+    def losses_beside(self) -> list[Loss]:
         """The losses of the method's own module: it may be made for one of them."""
         classes = [found for found in _subclasses(Loss) if found.__module__ == self.plugin_class.__module__]
         return [
