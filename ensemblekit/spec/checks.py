@@ -27,27 +27,6 @@ def check_data(spec: Spec, info: DataInfo) -> None:
         raise SpecError(problems, f'the spec and the data of "{spec.data.name}"')
 
 
-def _missing_outputs(spec: Spec, info: DataInfo) -> Iterator[Problem]:
-    """Yield the auxiliary groups and named outputs that methods need and the spec does not have."""
-    groups = {group.name: group.outputs or spec.ensemble.members for group in spec.auxiliary_groups}
-    num_outputs = spec.loss.num_outputs(info)
-    sizes = {"members": spec.ensemble.members, "outputs": num_outputs}
-    named = {*spec.loss.slices(num_outputs), *spec.member_models[0].extra_outputs(info.input_shape)}
-    for method in spec.methods:
-        for name, kind in method.required_groups().items():
-            if groups.get(name) != sizes[kind]:
-                what = f'"{method.name}" needs an auxiliary group "{name}" with {sizes[kind]} outputs'
-                got = f"; it has {groups[name]}" if name in groups else ", and there is none"
-                fix = f'[[ensemble.groups]] with role = "auxiliary", name = "{name}", outputs = {sizes[kind]}'
-                yield Problem("ensemble.groups", what + got, f"write {fix}")
-        for name in method.required_outputs():
-            if name not in named:
-                what = f'"{method.name}" needs outputs called "{name}", which neither the model nor the loss has'
-                yield Problem(
-                    "model", what, "use a model or a loss that gives them: extra_outputs() or slices() say so"
-                )
-
-
 def _never_fitted(spec: Spec) -> Iterator[Problem]:
     """Yield the models that have to be fitted, but are parameters of a model that does not do it."""
     for path, plugin in spec.plugins():
@@ -73,3 +52,24 @@ def _call(plugin: Plugin, check: str, *arguments: object) -> list[Problem]:
         what = f'plugin "{plugin.name}": {check}() returned something other than problems'
         raise PluginError(what, fix="yield Problem(…)", plugin=plugin.name)
     return problems
+
+
+def _missing_outputs(spec: Spec, info: DataInfo) -> Iterator[Problem]:
+    """Yield the auxiliary groups and named outputs that methods need and the spec does not have."""
+    groups = {group.name: group.outputs or spec.ensemble.members for group in spec.auxiliary_groups}
+    num_outputs = spec.loss.num_outputs(info)
+    sizes = {"members": spec.ensemble.members, "outputs": num_outputs}
+    named = {*spec.loss.slices(num_outputs), *spec.member_models[0].extra_outputs(info.input_shape)}
+    for method in spec.methods:
+        for name, kind in method.required_groups().items():
+            if groups.get(name) != sizes[kind]:
+                what = f'"{method.name}" needs an auxiliary group "{name}" with {sizes[kind]} outputs'
+                got = f"; it has {groups[name]}" if name in groups else ", and there is none"
+                fix = f'[[ensemble.groups]] with role = "auxiliary", name = "{name}", outputs = {sizes[kind]}'
+                yield Problem("ensemble.groups", what + got, f"write {fix}")
+        for name in method.required_outputs():
+            if name not in named:
+                what = f'"{method.name}" needs outputs called "{name}", which neither the model nor the loss has'
+                yield Problem(
+                    "model", what, "use a model or a loss that gives them: extra_outputs() or slices() say so"
+                )

@@ -27,7 +27,7 @@ from ensemblekit.spec.sections import EnsembleSection, Spec
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS
 from ensemblekit.testing.reviews import spec_problems
-from ensemblekit.testing.toy_run import NUM_TRAIN, ToyNetwork, toy_registry, toy_spec
+from ensemblekit.testing.toy_run import NUM_TRAIN, ToyNetwork, losses_beside, toy_registry, toy_spec
 
 BATCH = 4
 MEMBERS = (3, 2, 4)
@@ -51,7 +51,7 @@ class MethodFixture(PluginContract[Method]):
 
     @cached_property
     def registry(self) -> Registry:
-        return toy_registry(self.plugin, *self.losses_beside)
+        return toy_registry(self.plugin)
 
     @property
     def members(self) -> int:
@@ -83,21 +83,10 @@ class MethodFixture(PluginContract[Method]):
     @property
     def _tasks(self) -> list[tuple[Loss, dict[str, Any]]]:
         """Tasks to try in turn; only those with losses beside the method if it needs the parts of their outputs."""
-        own = [(loss, {"data.regression": loss.takes == "values"}) for loss in self.losses_beside]
+        own = [(loss, {"data.regression": loss.takes == "values"}) for loss in losses_beside(self.plugin_class)]
         info, required = DataInfo("regression", (1,), 1), set(self.plugin.required_outputs())
         declaring = [task for task in own if required & task[0].slices(task[0].num_outputs(info)).keys()]
         return declaring or [*TASKS, *own]
-
-    @cached_property
-    def losses_beside(self) -> list[Loss]:
-        """The losses of the method's own module: it may be made for one of them."""
-        classes = [found for found in _subclasses(Loss) if found.__module__ == self.plugin_class.__module__]
-        return [
-            loss_class()
-            for loss_class in classes
-            if not inspect.isabstract(loss_class)
-            and not any(parameter.is_required() for parameter in loss_class.model_fields.values())
-        ]
 
     @property
     def info(self) -> DataInfo:
@@ -239,12 +228,6 @@ class MethodFixture(PluginContract[Method]):
             if is_wrong(summed):
                 return hook
         return (self.implemented() or [""])[-1]
-
-
-def _subclasses(base: type[Loss]) -> Iterator[type[Loss]]:
-    for subclass in base.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
 
 
 def _mentions_none_or_super(value: ast.expr) -> bool:

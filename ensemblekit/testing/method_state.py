@@ -79,7 +79,7 @@ class StateChecks(MethodFixture):
         Watched.__name__ = self.plugin_class.__name__
         table = {key: value for key, value in self.plugin.to_table().items() if key != "name"}
         method = Watched.from_table(table).named(self.plugin.name)
-        train_toy_run(replace(self.spec, methods=(method,)), toy_registry(method, *self.losses_beside))
+        train_toy_run(replace(self.spec, methods=(method,)), toy_registry(method))
         return [*instances, method]
 
 
