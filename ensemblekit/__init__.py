@@ -25,14 +25,27 @@ if TYPE_CHECKING:
         sweep,
         train,
     )
+    from ensemblekit.core.augmentation import Augmentation, BatchAugmentation
     from ensemblekit.core.decomposition import Decomposition
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.core.files import atomic_write, sha256_of_file
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
-    from ensemblekit.core.plugin import DataInfo, Dataset, Extension, Family, Method, Model, Prepared, Splits
+    from ensemblekit.core.metrics import Metric
+    from ensemblekit.core.plugin import (
+        Combination,
+        DataInfo,
+        Dataset,
+        Extension,
+        Family,
+        Method,
+        Model,
+        Prepared,
+        Splits,
+    )
     from ensemblekit.core.seeds import generator
+    from ensemblekit.core.weights import fit_weights
     from ensemblekit.data.augmentation import Augmentations
     from ensemblekit.data.cache import cache_directory
     from ensemblekit.data.decoding import Decoding
@@ -47,12 +60,17 @@ if TYPE_CHECKING:
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
+    from ensemblekit.spec.optimizers import OptimizerPlugin
+    from ensemblekit.spec.schedules import Schedule
     from ensemblekit.spec.sections import Spec
 
 __all__ = [
     "MSE",
+    "Augmentation",
     "Augmentations",
     "Batch",
+    "BatchAugmentation",
+    "Combination",
     "Combiner",
     "Comparison",
     "Data",
@@ -71,12 +89,15 @@ __all__ = [
     "ListedRun",
     "Loss",
     "Method",
+    "Metric",
     "Model",
     "Noise",
+    "OptimizerPlugin",
     "PluginError",
     "Prepared",
     "Problem",
     "Run",
+    "Schedule",
     "Spec",
     "Split",
     "Splits",
@@ -94,6 +115,7 @@ __all__ = [
     "draw_sample_weights",
     "evaluate",
     "evaluate_run",
+    "fit_weights",
     "fits_in_memory",
     "generator",
     "hold_out",
@@ -122,14 +144,17 @@ _HOMES = {
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
     "analysis.run_list": "ListedRun list_runs",
+    "core.augmentation": "Augmentation BatchAugmentation",
     "core.decomposition": "Decomposition",
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",
     "core.hookspecs": "GrowingEnsemble hookimpl",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
-    "core.plugin": "DataInfo Dataset Extension Family Method Model Prepared Splits",
+    "core.metrics": "Metric",
+    "core.plugin": "Combination DataInfo Dataset Extension Family Method Model Prepared Splits",
     "core.seeds": "generator",
+    "core.weights": "fit_weights",
     "data.augmentation": "Augmentations",
     "data.cache": "cache_directory",
     "data.decoding": "Decoding",
@@ -143,6 +168,8 @@ _HOMES = {
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",
     "runs.run": "Run",
+    "spec.optimizers": "OptimizerPlugin",
+    "spec.schedules": "Schedule",
     "spec.sections": "Spec",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -40,6 +40,8 @@ class RunFacts:
     """Measures by name."""
     statistics: Mapping[str, SampleStatistic]
     """Those of them that are statistics of the test samples."""
+    directions: Mapping[str, bool | None] = field(default_factory=dict)
+    """For each metric of a plugin, whether higher is better."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Comparison:
     def columns(self) -> list[str]:
         """The measures that at least one group has, in the order of the table."""
         found = {name for group in self.groups for name in group.cells}
-        return [name for name in MEASURES if name in found and name not in NOT_SHOWN]
+        known = [name for name in MEASURES if name in found and name not in NOT_SHOWN]
+        return known + sorted(found - MEASURES.keys())
 
     @property
     def primary(self) -> str:
@@ -187,7 +190,8 @@ def compare_facts(
     check_keys(by, specs, "--by")
     differing = differing_keys(specs)
     keys = list(dict.fromkeys(by)) or differing
-    names, short = list(MEASURES), short_names(keys)
+    of_plugins = sorted({name for run in runs for name in run.directions})
+    names, short = [*MEASURES, *of_plugins], short_names(keys)
     members = [
         (values, sorted((runs[index] for index in indices), key=lambda run: run.seed))
         for values, indices in group_runs(specs, keys)
@@ -240,7 +244,7 @@ def _cells(
     """Compare a measure between groups; `draws` (R, G) are its values on resampled test sets, if it has any."""
     values = [[run.values[name] for run in group] for group in groups]
     means = [sum(group) / len(group) for group in values]
-    higher, is_exact = MEASURES[name].higher_is_better, name == "parameters"
+    higher, is_exact = groups[0][0].directions.get(name, MEASURES[name].higher_is_better), name == "parameters"
     best = 0 if higher is None else means.index(max(means) if higher else min(means))
     same_seeds = _have_same_seeds(groups)
     pooled = PooledVariance.of(values, same_seeds)

@@ -197,30 +197,45 @@ def _root(name: str) -> Callable[[Quantities], SampleStatistic]:
     )
 
 
-MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure("accuracy", True, "%", _mean("correct")),
-    "mse": Measure("MSE", False, "", _mean("squared_error")),
-    "rmse": Measure("RMSE", False, "", _root("squared_error")),
-    "r2": Measure("R²", True, "", _determination),
-    "nll": Measure("NLL", False, "", _mean("nll")),
-    "ece": Measure("ECE", False, "", _calibration),
-    "brier": Measure("Brier", False, "", _mean("brier")),
-    "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
-    "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
-    "oracle_accuracy": Measure(
-        "oracle", True, "%", lambda quantities: SampleStatistic(quantities["member_correct"].amax(dim=1))
-    ),
-    "mean_member_mse": Measure("mean member", False, "", _mean("member_squared_error")),
-    "best_member_mse": Measure("best member", False, "", _best("member_squared_error", largest=False)),
-    "diversity": Measure("diversity", None, "", _mean("diversity")),
-    "disagreement": Measure("disagreement", None, "%", _mean("disagreement")),
-    "loss": Measure("loss", False, "", _mean("loss")),
-    "train_loss": Measure("training loss", False),
-    "parameters": Measure("parameters", False),
-    "training_seconds": Measure("training time", False, "s"),
-    "milliseconds_per_1000": Measure("per 1,000", False, "ms"),
-}
-"""Every measure that a comparison can show, by name, in the order of its columns."""
+class _Measures(dict[str, Measure]):
+    """Measures by name; one that is not listed is a metric of a plugin, under its own name."""
+
+    def __missing__(self, name: str) -> Measure:
+        return Measure(name.replace("_", " "))
+
+
+MEASURES: Mapping[str, Measure] = _Measures(
+    {
+        "accuracy": Measure("accuracy", True, "%", _mean("correct")),
+        "mse": Measure("MSE", False, "", _mean("squared_error")),
+        "rmse": Measure("RMSE", False, "", _root("squared_error")),
+        "r2": Measure("R²", True, "", _determination),
+        "nll": Measure("NLL", False, "", _mean("nll")),
+        "ece": Measure("ECE", False, "", _calibration),
+        "brier": Measure("Brier", False, "", _mean("brier")),
+        "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
+        "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
+        "oracle_accuracy": Measure(
+            "oracle", True, "%", lambda quantities: SampleStatistic(quantities["member_correct"].amax(dim=1))
+        ),
+        "mean_member_mse": Measure("mean member", False, "", _mean("member_squared_error")),
+        "best_member_mse": Measure("best member", False, "", _best("member_squared_error", largest=False)),
+        "diversity": Measure("diversity", None, "", _mean("diversity")),
+        "disagreement": Measure("disagreement", None, "%", _mean("disagreement")),
+        "loss": Measure("loss", False, "", _mean("loss")),
+        "train_loss": Measure("training loss", False),
+        "parameters": Measure("parameters", False),
+        "training_seconds": Measure("training time", False, "s"),
+        "milliseconds_per_1000": Measure("per 1,000", False, "ms"),
+    }
+)
+"""Every built-in measure that a comparison can show, by name, in the order of its columns."""
+
+
+def plugin_metrics(run: Run) -> dict[str, float]:
+    """Return the final test metrics of a run that come from plugins, by name."""
+    final = {metric.name: run.metrics.get(f"test_{metric.name}") for metric in run.spec.metrics}
+    return {name: float(value) for name, value in final.items() if value is not None}
 
 
 def statistics_of(quantities: Quantities) -> dict[str, SampleStatistic]:

@@ -27,7 +27,7 @@ from ensemblekit.data.in_memory import data_from_datasets
 from ensemblekit.engines.selection import Work, engine_class, measure_engines
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.state import MemberState
-from ensemblekit.spec.optimizers import Optimizer, optimizer_classes
+from ensemblekit.spec.optimizers import AnyOptimizer, optimizer_classes
 from ensemblekit.spec.sections import ENGINES
 
 NAIVE = "naive"
@@ -116,7 +116,7 @@ def naive_loop(workload: Workload, members: list[MemberState]) -> NaiveLoop:
     return NaiveLoop(networks, NAIVE_LOSSES[workload.naive], partial(published_optimizer, workload.run_spec.optimizer))
 
 
-def published_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
+def published_optimizer(optimizer: AnyOptimizer, parameters: list[Tensor]) -> torch.optim.Optimizer:
     """The optimizer as its package publishes it, not as engines build it."""
     optimizer_class = AdaBelief if optimizer.name == "adabelief" else optimizer_classes()[optimizer.name]
     with redirect_stdout(None):  # AdaBelief prints its settings

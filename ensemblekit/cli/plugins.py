@@ -39,12 +39,15 @@ def list_plugins(plural: str | None, plugin_files: Sequence[str], as_json: bool)
     if plural is not None:
         listing = DETAILED.get(kinds[plural], BRIEF)
         facts = list_kind(registry, kinds[plural], listing)
+        built_in = KINDS[kinds[plural]].built_in
         if as_json:
             printer.json(facts)
         elif facts:
             print_kind(printer, facts, listing)
         else:
-            printer.text(f"no {plural} are installed")
+            printer.text(f"no {plural} are installed" if not built_in else f"no {plural} of plugins are installed")
+        if built_in and not as_json:
+            printer.text(f"built in: {built_in}")
         return
     found = {plural: list_kind(registry, kind, BRIEF) for plural, kind in kinds.items()}
     if as_json:
@@ -66,7 +69,7 @@ def inspect_plugin(name: str, kind: str | None, plugin_files: Sequence[str], as_
     """Explain a plugin, or a section of a spec.
 
     For a plugin: formula, parameters, hooks, origin. SECTION is a section of a spec, such as training, engine or
-    training.optimizer; optimizer:adam and schedule:step explain one optimizer or schedule.
+    training.optimizer; optimizer:adam explains one optimizer.
 
     Ends with TOML to paste into a spec.
     """
@@ -88,8 +91,7 @@ def _page(name: str, kind: str | None, registry: Registry) -> dict[str, Any]:
     from ensemblekit.core.lookup import find_plugin
     from ensemblekit.spec.keys import SECTIONS
 
-    prefix = name.rpartition(":")[0]
-    info = None if prefix in ("optimizer", "schedule") else find_plugin(name, registry, kind)
+    info = find_plugin(name, registry, kind)
     if info is None and kind is None:
         from ensemblekit.spec.pages import section_page
 

@@ -27,6 +27,8 @@ class Kind:
     """The checks that such a plugin has to pass."""
     template: str = ""
     """The summary of a package that `ensemblekit new` starts with one; empty if there is no template."""
+    built_in: str = ""
+    """What can be named beside plugins, and where it is listed; empty if there is nothing."""
 
     @property
     def group(self) -> str:
@@ -82,6 +84,55 @@ KINDS: dict[str, Kind] = {
             "[training.loss]",
             "ensemblekit.core.losses:Loss",
             "ensemblekit.testing.loss:LossContract",
+        ),
+        Kind(
+            "combiner",
+            "combiners",
+            "[ensemble.combiner]",
+            "ensemblekit.core.plugin:Combination",
+            "ensemblekit.testing.combiner:CombinerContract",
+            "A combiner of members' outputs for ensemblekit.",
+        ),
+        Kind(
+            "optimizer",
+            "optimizers",
+            "[training.optimizer]",
+            "ensemblekit.spec.optimizers:OptimizerPlugin",
+            "ensemblekit.testing.optimizer:OptimizerContract",
+            "An optimizer for ensemblekit.",
+            built_in="AdaBelief and those of torch.optim: ensemblekit inspect training.optimizer",
+        ),
+        Kind(
+            "schedule",
+            "schedules",
+            "[training.schedule]",
+            "ensemblekit.spec.schedules:Schedule",
+            "ensemblekit.testing.schedule:ScheduleContract",
+            "A learning-rate schedule for ensemblekit.",
+        ),
+        Kind(
+            "augmentation",
+            "augmentations",
+            "[[data.augment]]",
+            "ensemblekit.core.augmentation:Augmentation",
+            "ensemblekit.testing.augmentation:AugmentationContract",
+            "An augmentation of training images for ensemblekit.",
+        ),
+        Kind(
+            "mix",
+            "mixes",
+            "[training.mix]",
+            "ensemblekit.core.augmentation:BatchAugmentation",
+            "ensemblekit.testing.mix:MixContract",
+            "A mixture of training samples for ensemblekit.",
+        ),
+        Kind(
+            "metric",
+            "metrics",
+            "[[metrics]]",
+            "ensemblekit.core.metrics:Metric",
+            "ensemblekit.testing.metric:MetricContract",
+            "A metric for ensemblekit.",
         ),
         Kind(
             "extension",

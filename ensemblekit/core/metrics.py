@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ensemblekit.core.decomposition import decompose
-from ensemblekit.core.errors import NumericError
+from ensemblekit.core.errors import NumericError, PluginError, Problem
 from ensemblekit.core.losses import Loss, pick
+from ensemblekit.core.plugin import DataInfo, Plugin, Task
+
+if TYPE_CHECKING:
+    from ensemblekit.spec.sections import Spec
 
 ECE_BINS = 15
 METRIC_GROUPS: dict[str, tuple[str, ...]] = {
@@ -48,6 +53,36 @@ _OLD_NAMES = {name: f"test_{name}" for name in METRIC_GROUPS["members"]} | {"ima
 _OLD_ENTROPIES = {f"{split}_entropy": f"{split}_prediction_entropy" for split in ("test", "validation")}
 
 
+class Metric(Plugin):
+    """A metric of an ensemble's predictions beside the built-in ones; its name is its name in results: test_NAME."""
+
+    kind = "metric"
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression")
+    """The tasks that it can be used for."""
+    higher_is_better: ClassVar[bool | None] = None
+    """Whether comparisons count a higher value as better; None: neither is."""
+
+    @abstractmethod
+    def compute(self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss) -> Tensor | float:
+        """Compute the metric on all samples of a split.
+
+        Args:
+            outputs: the members' outputs (M, N, C).
+            combined: the ensemble's output (N, C).
+            target: class indices (N,), or real values (N, C).
+            loss: defines what outputs mean: ``loss.probabilities(combined)``. In regression, outputs and targets are
+                in the original units.
+
+        Returns:
+            A finite number.
+        """
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if info.task not in self.tasks:
+            what = f'"{self.name}" is a metric for {self.tasks[0]}, but the task of "{spec.data.name}" is {info.task}'
+            yield Problem("", what, "remove it")
+
+
 def metric_group(name: str) -> str:
     """Return the group of a metric; a metric without a group is one of the ensemble."""
     return next((group for group, names in METRIC_GROUPS.items() if name in names), "ensemble")
@@ -72,6 +107,7 @@ def evaluate(
     loss: Loss,
     combined: Tensor | None = None,
     restore: Callable[[Tensor], Tensor] | None = None,
+    extra: Sequence[Metric] = (),
 ) -> dict[str, float]:
     """Compute all metrics of member outputs.
 
@@ -81,6 +117,7 @@ def evaluate(
         loss: the loss, which also defines what the outputs mean.
         combined: the ensemble's output (N, C). Default: the mean of the outputs.
         restore: converts standardised values (…, C) to the original units, in which errors of regression are reported.
+        extra: metrics beside the built-in ones.
 
     Returns:
         The metrics by name, without the prefix of a split. Diversity and remainder are left out if the loss is not
@@ -97,7 +134,12 @@ def evaluate(
         metrics |= regression_metrics(loss.point(outputs), loss.point(combined), target, restore)
     else:
         classes = target.flatten() > 0 if loss.takes == "margins" else target
-        metrics |= classification_metrics(outputs, combined, classes.long(), loss)
+        target, restore = classes.long(), None
+        metrics |= classification_metrics(outputs, combined, target, loss)
+    if extra and restore is not None:
+        outputs, combined = loss.rescale(outputs, restore), loss.rescale(combined, restore)
+        target = restore(target.reshape(len(target), -1))
+    metrics |= {metric.name: _extra_value(metric, outputs, combined, target, loss) for metric in extra}
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -116,6 +158,17 @@ def _decomposition(outputs: Tensor, target: Tensor, loss: Loss) -> dict[str, Ten
     if parts.remainder_bound is not None and bool(parts.remainder_bound.isfinite()):
         terms["remainder_bound"] = parts.remainder_bound
     return terms
+
+
+def _extra_value(metric: Metric, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
+    value = metric.compute(outputs, combined, target, loss)
+    number = torch.as_tensor(value, dtype=torch.float64)
+    if number.ndim:
+        what = f"compute() returned a tensor of shape {tuple(number.shape)}"
+        raise PluginError(what, f'metric "{metric.name}"', "return one number", plugin=metric.name)
+    if not bool(number.isfinite()):
+        raise NumericError(f'the metric "{metric.name}" is {float(number)}', fix="return a finite number in compute()")
+    return number
 
 
 def _check_finite(outputs: Tensor, combined: Tensor) -> None:

@@ -204,6 +204,24 @@ class Method(Plugin):
         """Restore what `state` returned; tensors are on the CPU."""
 
 
+class Combination(Plugin):
+    """Combines the outputs of a trained ensemble: implements `combine`, and `fit_combiner` if it fits parameters.
+
+    Evaluations and predictions use it; the members are trained as without it.
+    """
+
+    kind = "combiner"
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression")
+    """The tasks that it can be used for."""
+
+    def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if info.task not in self.tasks:
+            what = f'"{self.name}" combines predictions of classes, but the task of "{spec.data.name}" is {info.task}'
+            if info.task == "classification":
+                what = f'"{self.name}" combines real values, but the task of "{spec.data.name}" is classification'
+            yield Problem("", what, 'use another combiner, for example "mean"')
+
+
 class Extension(Plugin):
     """A plugin that follows a run through the life-cycle hooks: a logger, a callback."""
 

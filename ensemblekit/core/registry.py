@@ -188,7 +188,8 @@ def class_info(plugin_class: type[Plugin], name: str, argument: str) -> PluginIn
     kind = getattr(plugin_class, "kind", None)
     if not isinstance(plugin_class, type) or kind not in KINDS:
         what = f"{plugin_class!r:.80} is not a plugin class"
-        raise PluginError(what, argument, "derive it from ensemblekit.Method, Model, Dataset, Loss or Extension")
+        bases = ", ".join(kind.public_base for kind in KINDS.values())
+        raise PluginError(what, argument, f"derive it from one of {bases}")
     target = f"{plugin_class.__module__}:{plugin_class.__qualname__}"
     checked = _checked(plugin_class, kind, name, target)
     return PluginInfo(kind, name, target, argument, "", local_class=checked)
@@ -287,7 +288,9 @@ def load_file(file: str | Path) -> list[PluginInfo]:
     ]
     if not classes:
         raise PluginError(
-            "the file has no plugin class", str(path), "derive a class from ensemblekit.Method, Model or Dataset"
+            "the file has no plugin class",
+            str(path),
+            "derive a class from ensemblekit.Method, Model, Dataset or another base",
         )
     return [
         PluginInfo(

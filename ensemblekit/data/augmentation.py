@@ -1,72 +1,50 @@
-"""Augmentation: random changes of training images, different for each image and applied to whole batches.
+"""The built-in augmentations: random changes of training images, different for each image, applied to whole batches.
 
-An augmentation is one class: its parameters in a spec, the random parameters of each image, and the change of a batch.
-To add one, write the class and list it in `AUGMENTATIONS`, and in `AugmentationParameters` if it has parameters.
-
-Sampling happens on the CPU from a seeded generator, for a whole epoch at once; `apply` is deterministic and runs on
-the device of the images. Images are uint8 or floating, (B, C, H, W), and keep their dtype.
+An augmentation is a plugin of the group `ensemblekit.augmentations`, and anyone can add one: its fields are parameters
+in a spec, `sample` gives the random parameters of each image, and `apply` changes a batch.
 """
 
 # torch is imported inside the methods: data sets are listed and specs are checked without it.
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer, PrivateAttr
 
-from ensemblekit.core.plugin import Section
+from ensemblekit.core.augmentation import Augmentation
+from ensemblekit.core.plugin import Dataset
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-class Augmentation(ABC):
-    """A random change of training images."""
-
-    def __init__(
-        self, parameters: AugmentationParameters, stored_size: tuple[int, int], crop_size: tuple[int, int]
-    ) -> None:
-        """Keep the sizes; a subclass also keeps its own parameters.
-
-        Args:
-            parameters: The data set's parameters.
-            stored_size: Height and width of the images before any augmentation.
-            crop_size: Height and width of the network's input; at most `stored_size`.
-        """
-        self.stored_size, self.crop_size = stored_size, crop_size
-
-    @abstractmethod
-    def sample(self, num_images: int, generator: Generator) -> Tensor:
-        """Sample the random parameters of the images, (num_images, …), on the CPU."""
-
-    @abstractmethod
-    def apply(self, images: Tensor, sampled: Tensor) -> Tensor:
-        """Change images (B, C, H, W) by their sampled parameters (B, …), both on the same device."""
-
-
 class Crop(Augmentation):
     """Cuts a window of the network's input size out of each image, at a random position."""
 
-    class Parameters(Section):
-        """Parameters of `crop` in a spec."""
+    padding: int | None = Field(
+        None, ge=0, description="zeros added on each side before a crop of the image's size (default: data.padding)"
+    )
 
-        padding: int = Field(4, ge=0, description="zeros added on each side before a random crop of the image's size")
+    _padding: int = PrivateAttr(0)
+    _stored_size: tuple[int, int] = PrivateAttr((0, 0))
+    _crop_size: tuple[int, int] = PrivateAttr((0, 0))
 
-    def __init__(
-        self, parameters: AugmentationParameters, stored_size: tuple[int, int], crop_size: tuple[int, int]
-    ) -> None:
-        super().__init__(parameters, stored_size, crop_size)
+    def for_images(self, dataset: Dataset, stored_size: tuple[int, int], crop_size: tuple[int, int]) -> Self:
+        crop = self.model_copy()
+        crop._stored_size, crop._crop_size = stored_size, crop_size
         # An image that is larger than the crop has room for other positions without padding.
-        self.padding = parameters.padding if crop_size == stored_size else 0
+        padding = getattr(dataset, "padding", 0) if self.padding is None else self.padding
+        crop._padding = padding if crop_size == stored_size else 0
+        return crop
 
     def sample(self, num_images: int, generator: Generator) -> Tensor:
         """Sample the top and left edges of the windows, (num_images, 2), counted from the padding's corner."""
         import torch
 
         edges = [
-            torch.randint(full + 2 * self.padding - part + 1, (num_images,), generator=generator)
-            for full, part in zip(self.stored_size, self.crop_size, strict=True)
+            torch.randint(full + 2 * self._padding - part + 1, (num_images,), generator=generator)
+            for full, part in zip(self._stored_size, self._crop_size, strict=True)
         ]
         return torch.stack(edges, dim=1)
 
@@ -74,9 +52,9 @@ class Crop(Augmentation):
         import torch
         from torch.nn import functional
 
-        height, width = self.crop_size
-        if self.padding:
-            images = functional.pad(images, [self.padding] * 4)
+        height, width = self._crop_size
+        if self._padding:
+            images = functional.pad(images, [self._padding] * 4)
         images = images.contiguous()
         batch, channels, full_height, full_width = images.shape
         # All runs of `width` consecutive pixels in memory, as overlapping rows of one matrix: selecting rows copies
@@ -110,22 +88,22 @@ class Flip(Augmentation):
 class Rotate(Augmentation):
     """Rotates each image about its centre by a random angle; bilinear, zeros outside the image."""
 
-    class Parameters(Section):
-        """Parameters of `rotate` in a spec."""
+    degrees: float | None = Field(
+        None, ge=0, le=180, description="largest angle of a random rotation, in degrees (default: data.degrees)"
+    )
 
-        degrees: float = Field(15.0, ge=0, le=180, description="largest angle of a random rotation, in degrees")
+    _degrees: float = PrivateAttr(0.0)
 
-    def __init__(
-        self, parameters: AugmentationParameters, stored_size: tuple[int, int], crop_size: tuple[int, int]
-    ) -> None:
-        super().__init__(parameters, stored_size, crop_size)
-        self.degrees = parameters.degrees
+    def for_images(self, dataset: Dataset, stored_size: tuple[int, int], crop_size: tuple[int, int]) -> Self:
+        rotate = self.model_copy()
+        rotate._degrees = getattr(dataset, "degrees", 0.0) if self.degrees is None else self.degrees
+        return rotate
 
     def sample(self, num_images: int, generator: Generator) -> Tensor:
         """Sample angles (num_images,) uniformly from -degrees to degrees."""
         import torch
 
-        return (2 * torch.rand(num_images, generator=generator) - 1) * self.degrees
+        return (2 * torch.rand(num_images, generator=generator) - 1) * self._degrees
 
     def apply(self, images: Tensor, sampled: Tensor) -> Tensor:
         """Rotate counter-clockwise; with float64 angles it is bit-identical to torchvision's `rotate` without a fill.
@@ -152,20 +130,54 @@ class Rotate(Augmentation):
 
 
 AUGMENTATIONS: dict[str, type[Augmentation]] = {"crop": Crop, "flip": Flip, "rotate": Rotate}
-"""All augmentations by their names in a spec."""
+"""The built-in augmentations by their names in a spec, for data sets that are made in Python, without a registry."""
 
 
-class AugmentationParameters(Rotate.Parameters, Crop.Parameters):
-    """The parameters of all augmentations, which every image data set has."""
+def distinct(augmentations: Iterable[Any]) -> list[Augmentation]:
+    """Return each augmentation once, in order."""
+    return list({augmentation.key: augmentation for augmentation in augmentations}.values())
+
+
+def _read(value: Any) -> Any:
+    """Make augmentations of names and tables that were passed in Python; a spec is read before, with its registry."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(_made(item) for item in value)
+
+
+def _made(item: Any) -> Any:
+    table = {"name": item} if isinstance(item, str) else item
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        return item
+    from ensemblekit.core.errors import EnsemblekitError
+    from ensemblekit.core.registry import discover
+    from ensemblekit.spec.reader import build_plugin
+
+    name, parameters = table["name"], {key: value for key, value in table.items() if key != "name"}
+    try:
+        if name in AUGMENTATIONS:
+            return AUGMENTATIONS[name].from_table(parameters).named(name)
+        return build_plugin(Augmentation, table, discover())
+    except EnsemblekitError as error:
+        raise ValueError(error.line) from error
+
+
+def _written(augmentations: Iterable[Augmentation]) -> list[Any]:
+    """Write each by its name alone where that says it all."""
+    tables = [augmentation.to_table() for augmentation in augmentations]
+    return [table["name"] if len(table) == 1 else table for table in tables]
 
 
 if TYPE_CHECKING:
-    AugmentationName = str
+    Augmentations = tuple[Augmentation | str | Mapping[str, Any], ...]
 else:
-    AugmentationName = Literal[tuple(AUGMENTATIONS)]
-
-Augmentations = Annotated[
-    tuple[AugmentationName, ...],
-    Field(description="random changes of training images in the order given, sampled for each image"),
-]
-"""Type of the field `augment` of an image data set: names of `AUGMENTATIONS`."""
+    Augmentations = Annotated[
+        tuple[Augmentation, ...],
+        BeforeValidator(_read),
+        PlainSerializer(_written),
+        Field(
+            description="random changes of training images in the order given, sampled for each image",
+            validate_default=True,
+        ),
+    ]
+"""Type of the field `augment` of an image data set: augmentations, by their names or tables."""

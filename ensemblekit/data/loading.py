@@ -18,6 +18,7 @@ from typing import Any, Self, get_args
 import torch
 from torch import Tensor
 
+from ensemblekit.core.augmentation import BatchAugmentation
 from ensemblekit.core.errors import DataError, PluginError
 from ensemblekit.core.memory import fits_in_memory
 from ensemblekit.core.objective import Mix
@@ -46,9 +47,9 @@ class Batch:
     index: Tensor
     """Indices of the samples in their split, int64 (B,)."""
     partner: Tensor | None = None
-    """If samples are mixtures of two, the index in the batch of the other one, int64 (B,)."""
+    """If samples are mixed, the index in the batch of the one that each is mixed with, int64 (B,)."""
     share: Tensor | None = None
-    """The share of the sample itself in such a mixture, 0 to 1 (B,)."""
+    """If samples are mixed, the share of each in its mixture, float32 (B,); that of the partner is the rest."""
 
     @property
     def mix(self) -> Mix | None:
@@ -71,6 +72,8 @@ class Split:
     """Indices of the samples in their data set, int64 (N,), on the CPU, before any were held out or left out: those of
     validation samples are in the training data they were held out from, or in a table that all splits were taken from.
     None: all samples in their order."""
+    mix: BatchAugmentation | None = None
+    """How training samples are mixed with others of their batch; None: they are not."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -78,7 +81,7 @@ class Split:
     @property
     def is_augmented(self) -> bool:
         """Whether training inputs differ from epoch to epoch."""
-        return self.transform is not None and bool(self.transform.augmentations)
+        return self.mix is not None or (self.transform is not None and bool(self.transform.augmentations))
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same split with its batches on a device; inputs in memory are moved there now, once."""
@@ -112,7 +115,11 @@ class Split:
             sampled = self.transform.sample(len(self), generator(seed, "augment", epoch))
         lengths = self.training_batch_lengths(batch_size)
         first = sum(lengths[:first_step])
-        return self._batches(order[first:], lengths[first_step:], [values[first:] for values in sampled])
+        batches = self._batches(order[first:], lengths[first_step:], [values[first:] for values in sampled])
+        if not augment or self.mix is None:
+            return batches
+        numbers = self.mix.sample(len(self), generator(seed, "mix", epoch))[first:].to(self.targets.device)
+        return map(self._mixed, batches, numbers.split(lengths[first_step:]))
 
     def training_batch_lengths(self, batch_size: int) -> list[int]:
         """Return the sizes of the batches of a training epoch."""
@@ -139,6 +146,18 @@ class Split:
                 inputs = self._transformed(next(stored_batches), [values[step] for values in sampled_batches])
                 batch = Batch(inputs, self.targets.index_select(0, index), index)
             yield batch
+
+    def _mixed(self, batch: Batch, sampled: Tensor) -> Batch:
+        assert self.mix is not None
+        with one_thread():
+            inputs, partner, share = self.mix.apply(batch.inputs, sampled)
+        size = (len(batch.inputs),)
+        if inputs.shape != batch.inputs.shape or partner.shape != size or share.shape != size:
+            got = ", ".join(str(tuple(tensor.shape)) for tensor in (inputs, partner, share))
+            what = f"apply() returned tensors of shapes {got}"
+            fix = f"return inputs {tuple(batch.inputs.shape)}, partners {size} and shares {size}"
+            raise PluginError(what, f'mix "{self.mix.name}"', fix, plugin=self.mix.name)
+        return replace(batch, inputs=inputs, partner=partner, share=share)
 
     @cached_property
     def _cached_inputs(self) -> Tensor | None:
@@ -187,6 +206,10 @@ class Data:
         """Return the same data with its batches on a device."""
         validation = self.validation and self.validation.to(device)
         return replace(self, train=self.train.to(device), validation=validation, test=self.test.to(device))
+
+    def mixed_by(self, mix: BatchAugmentation | None) -> Self:
+        """Return the same data with training samples that are mixed with others of their batch."""
+        return replace(self, train=replace(self.train, mix=mix))
 
 
 def load_data(dataset: Dataset, seed: int) -> Data:

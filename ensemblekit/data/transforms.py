@@ -9,8 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Generator, Tensor
 
+from ensemblekit.core.augmentation import Augmentation
 from ensemblekit.core.errors import DataError
-from ensemblekit.data.augmentation import AUGMENTATIONS, Augmentation
+from ensemblekit.data.augmentation import distinct
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.resizing import centre_offset
 
@@ -49,8 +50,9 @@ class ImageTransform:
             what = f"crop_size is {side}, but images are only {height}×{width}"
             raise DataError(what, f'data set "{dataset.name}"', f"set crop_size to {min(height, width)} or less")
         crop_size = (height, width) if side is None else (side, side)
-        names = dict.fromkeys(dataset.augment)  # each once, in order
-        augmentations = tuple(AUGMENTATIONS[name](dataset, (height, width), crop_size) for name in names)
+        augmentations = tuple(
+            augmentation.for_images(dataset, (height, width), crop_size) for augmentation in distinct(dataset.augment)
+        )
         return cls(
             (channels, height, width),
             crop_size,

@@ -25,7 +25,7 @@ from ensemblekit.engines.step import Backend, training_step
 from ensemblekit.members.flat_parameters import clip_per_member, flat_weights, split_weights
 from ensemblekit.members.state import MemberState
 from ensemblekit.members.stochastic import MemberUniform
-from ensemblekit.spec.optimizers import Optimizer
+from ensemblekit.spec.optimizers import AnyOptimizer
 from ensemblekit.spec.sections import Spec
 
 Result = TypeVar("Result")
@@ -36,7 +36,7 @@ class EngineSettings:
     """Settings that all engines share."""
 
     device: torch.device
-    optimizer: Optimizer
+    optimizer: AnyOptimizer
     bf16: bool = False
     compile: bool = False
     recompute: bool = False

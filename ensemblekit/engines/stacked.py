@@ -27,7 +27,7 @@ from ensemblekit.engines.base import (
 )
 from ensemblekit.engines.sequential import MemberPart
 from ensemblekit.engines.stacked_layers import StackedNetwork
-from ensemblekit.members.flat_parameters import FlatParameters, per_tensor_state
+from ensemblekit.members.flat_parameters import FlatParameters, is_shared
 from ensemblekit.members.state import MemberState, OptimizerState
 from ensemblekit.members.stochastic import (
     StochasticLayer,
@@ -87,11 +87,11 @@ class Stack(Part):
 
     def _stack_optimizer_state(self) -> OptimizerState:
         states = [member.optimizer_state for member in self.members]
-        shared = per_tensor_state(self.optimizer)
+        shared = self.optimizer.per_tensor_state
         return {
             name: {
-                key: first[key] if key in shared else torch.stack([state[name][key] for state in states])
-                for key in first
+                key: value if is_shared(key, value, shared) else torch.stack([state[name][key] for state in states])
+                for key, value in first.items()
             }
             for name, first in states[0].items()
         }
@@ -188,10 +188,10 @@ class Stack(Part):
     def store_optimizer_state(self) -> None:
         if self.frozen:
             return
-        state, shared = self.parameters.state(), per_tensor_state(self.optimizer)
+        state, shared = self.parameters.state(), self.optimizer.per_tensor_state
         for row, member in enumerate(self.members):
             member.optimizer_state = {
-                name: {key: value if key in shared else value[row] for key, value in values.items()}
+                name: {key: value if is_shared(key, value, shared) else value[row] for key, value in values.items()}
                 for name, values in state.items()
             }
 

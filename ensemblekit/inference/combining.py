@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.metrics import evaluate
+from ensemblekit.core.metrics import Metric, evaluate
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.runs.outputs import KeptOutputs
@@ -32,6 +32,8 @@ class Combiner:
     """The floating-point type of the networks."""
     indices: tuple[int, ...] | None = None
     """The indices of the members in the spec; None: 0, 1, 2 …"""
+    extra_metrics: tuple[Metric, ...] = ()
+    """Metrics beside the built-in ones."""
 
     @property
     def loss(self) -> Loss:
@@ -82,7 +84,7 @@ class Combiner:
         """Compute all metrics from kept outputs: those of the run's result, by names without the prefix of a split."""
         outputs, targets = self.learned(kept.outputs), self.learned_targets(kept.targets)
         restore = None if self.target_scaling is None else self.target_scaling.restore
-        return evaluate(outputs, targets, self.loss, self.combine_kept(kept), restore)
+        return evaluate(outputs, targets, self.loss, self.combine_kept(kept), restore, self.extra_metrics)
 
     def learned(self, outputs: Tensor) -> Tensor:
         """Convert outputs from the original units to those that the members learnt."""

@@ -72,9 +72,8 @@ class Ensemble(nn.Module):
         methods: Sequence[Method] | None = None,
     ) -> None:
         super().__init__()
-        self.plans = tuple(
-            plans or (spec.networks[min(index, -1 + len(spec.networks))] for index in range(len(members)))
-        )
+        # networks that the spec does not count, such as copies, are like its last one
+        self.plans = tuple(plans or (*spec.networks, *[spec.networks[-1]] * len(members))[: len(members)])
         self.methods = tuple(spec.methods if methods is None else methods)
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
@@ -111,7 +110,13 @@ class Ensemble(nn.Module):
     def combiner(self) -> Combiner:
         """How the outputs of its members are combined."""
         return Combiner(
-            self._objective, len(self._indices), self.fitted, self.target_scaling, self.dtype, tuple(self._indices)
+            self._objective,
+            len(self._indices),
+            self.fitted,
+            self.target_scaling,
+            self.dtype,
+            tuple(self._indices),
+            self.spec.known_metrics,
         )
 
     @property

@@ -107,7 +107,8 @@ def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Eval
         combined = ensemble.combine_networks(networks)
     targets, scaling = _learned_targets(ensemble, data, split.targets), ensemble.target_scaling
     restore = None if scaling is None else scaling.restore
-    metrics: dict[str, Any] = flat_metrics(evaluate(outputs, targets, ensemble.loss, combined, restore))
+    found = evaluate(outputs, targets, ensemble.loss, combined, restore, ensemble.spec.known_metrics)
+    metrics: dict[str, Any] = flat_metrics(found)
     if per_class and ensemble.info.task == "classification":
         metrics |= _by_class(ensemble, combined, targets)
     return Evaluation(metrics, len(targets), ensemble.spec.data.name)

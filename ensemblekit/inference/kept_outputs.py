@@ -71,12 +71,19 @@ class RunLoader:
             plans = [by_index[index] for index in metadata["members"]]
             members = [plan for plan in plans if plan.group.role == "member"] or plans
             indices = tuple(plan.index + number for plan in members for number in range(plan.members))
-            return Combiner(objective, len(indices), tensors.get("combiner"), self._scaling(), indices=indices)
+            return Combiner(
+                objective,
+                len(indices),
+                tensors.get("combiner"),
+                self._scaling(),
+                indices=indices,
+                extra_metrics=spec.known_metrics,
+            )
 
     @staticmethod
     def _combines_by_tensors(spec: Spec, metadata: Mapping[str, Any]) -> bool:
         """Whether the combination may need tensors of the model: fitted ones, or what methods remember."""
-        plugins = [*spec.methods, getattr(spec, "combiner", None)]
+        plugins = [*spec.methods, spec.combiner]
         implemented = [hook for plugin in plugins for hook in implemented_hooks(type(plugin))]
         remembers = any(type(method).state is not Method.state for method in spec.methods)
         return "fit_combiner" in implemented or remembers or bool(metadata.get("methods"))

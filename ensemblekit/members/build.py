@@ -107,18 +107,19 @@ def build_member(
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         # Not torch.manual_seed: it seeds the generators of all devices, and nothing would restore those.
         torch.default_generator.manual_seed(derive_seed(seed, "member", member))
-        is_family = isinstance(model, Family)
+        width = num_outputs + sum(model.extra_outputs(input_shape).values())
         if isinstance(model, Family):
             network = model.build_family(input_shape, num_outputs, num_members)
+            # as many samples as members would not show whether members or samples come first
+            shape: tuple[int, ...] = (num_members, 3 if num_members == 2 else 2, width)
         else:
-            network = model.build_for(input_shape, num_outputs, member)
-        width = num_outputs + sum(model.extra_outputs(input_shape).values())
-        _check_outputs(model, network, input_shape, (num_members, 2, width) if is_family else (2, width))
+            network, shape = model.build_for(input_shape, num_outputs, member), (2, width)
+        _check_outputs(model, network, input_shape, shape)
     return make_reproducible(network, seed, member)
 
 
 def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    batch = 2
+    batch = shape[-2]
     expected = f"{shape} for inputs of shape {(batch, *input_shape)}"
     if not isinstance(network, nn.Module):
         what = f'model "{model.name}" built a {type(network).__name__}'
@@ -135,9 +136,10 @@ def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
     if got != shape:
         extra = " and those of extra_outputs()" if model.extra_outputs(input_shape) else ""
+        builder, of_what = ("build_family", "each member and sample") if len(shape) == 3 else ("build", "each sample")
         raise PluginError(
             f'model "{model.name}" built a network whose output is {got}',
-            fix=f"let build() return a network with num_outputs outputs{extra} for each sample",
+            fix=f"let {builder}() return a network with num_outputs outputs{extra} for {of_what}",
             plugin=model.name,
             expected=expected,
         )

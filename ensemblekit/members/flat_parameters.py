@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.members.state import OptimizerState
-from ensemblekit.spec.optimizers import ELEMENTWISE, Optimizer
+from ensemblekit.spec.optimizers import AnyOptimizer
 
 
 class Layout:
@@ -44,7 +44,7 @@ class Layout:
 class FlatParameters:
     """Parameters by name with their optimizer; `tensors` are views of one flat tensor where the optimizer allows it."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], optimizer: Optimizer) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], optimizer: AnyOptimizer) -> None:
         self.layout: Layout | None = None
         values = [tensor.detach() for tensor in tensors.values()]
         if optimizer.elementwise and len({value.dtype for value in values}) == 1:
@@ -54,7 +54,7 @@ class FlatParameters:
         self.optimized = [value.detach().requires_grad_() for value in values]
         """The tensors that the optimizer sees: the flat one, or each parameter."""
         self.optimizer = optimizer.build(self.optimized)
-        self.per_tensor = per_tensor_state(optimizer)
+        self.per_tensor = optimizer.per_tensor_state
 
     def step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         """Take one step with the gradients of the tensors, in their order."""
@@ -72,7 +72,9 @@ class FlatParameters:
         if not self.layout:
             return {name: dict(state) for name, state in zip(self.tensors, states, strict=True) if state}
         parts = {
-            key: dict.fromkeys(self.tensors, value) if key in self.per_tensor else self.layout.split(value)
+            key: dict.fromkeys(self.tensors, value)
+            if is_shared(key, value, self.per_tensor)
+            else self.layout.split(value)
             for key, value in states[0].items()
         }
         return {name: {key: values[name] for key, values in parts.items()} for name in self.tensors} if parts else {}
@@ -107,9 +109,9 @@ def split_weights(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def per_tensor_state(optimizer: Optimizer) -> frozenset[str]:
-    """Return the keys of an optimizer's state that it keeps once per tensor, such as its count of steps."""
-    return ELEMENTWISE.get(optimizer.name, frozenset({"step"}))
+def is_shared(key: str, value: Any, per_tensor: frozenset[str]) -> bool:
+    """Return whether an optimizer keeps a part of its state once per tensor: a plain number, or what it declares."""
+    return key in per_tensor or not isinstance(value, Tensor)
 
 
 def clip_per_member(gradients: Sequence[Tensor], max_norm: float | None) -> Sequence[Tensor]:

@@ -21,7 +21,7 @@ from ensemblekit.members.build import (
     samples_in_passes,
     uses_global_rng,
 )
-from ensemblekit.members.flat_parameters import flat_weights, per_tensor_state
+from ensemblekit.members.flat_parameters import flat_weights
 from ensemblekit.members.layout import output_layout
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.sections import NetworkPlan, Spec
@@ -264,7 +264,7 @@ class GrowingMembers:
         state.frozen, state.steps = saved["frozen"], saved["steps"]
         load_weights(state.network, state.model, tensors, f"members.{index}.")
         state.optimizer_state = {name: dict(values) for name, values in saved["optimizer"].items()}
-        prefix, on_cpu = f"optimizer.{index}.", per_tensor_state(state.optimizer or self.spec.optimizer)
+        prefix, on_cpu = f"optimizer.{index}.", (state.optimizer or self.spec.optimizer).per_tensor_state
         for full_name, value in tensors.items():
             if full_name.startswith(prefix):
                 key, _, name = full_name.removeprefix(prefix).partition(".")

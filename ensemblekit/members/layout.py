@@ -49,6 +49,6 @@ def run_objective(
         extensions,
         listeners or (),
         output_layout(spec, info),
-        getattr(spec, "combiner", None),
+        spec.combiner,
         losses if any(loss.key != spec.loss.key for loss in losses) else (),
     )

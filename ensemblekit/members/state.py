@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ensemblekit.core.plugin import Model
-from ensemblekit.spec.optimizers import Optimizer
+from ensemblekit.spec.optimizers import AnyOptimizer
 
 OptimizerState = dict[str, dict[str, Any]]
 """The state that an optimizer keeps of each parameter, by the parameter's name."""
@@ -35,7 +35,7 @@ class MemberState:
     """The number of members that the network computes: more than one only for a family."""
     auxiliary: str = ""
     """The name of its group, if it is an auxiliary network and not a member."""
-    optimizer: Optimizer | None = None
+    optimizer: AnyOptimizer | None = None
     """Its optimizer, if it is not that of the spec."""
     start: Tensor | None = None
     """Its learned parameters when training started, (P,), if a method needs them."""

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ensemblekit.core.errors import PluginError, Problem, SpecError
+from ensemblekit.core.metrics import METRIC_GROUPS
 from ensemblekit.core.plugin import DataInfo, Model, Plugin
+from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import Spec
 
 
 def spec_problems(spec: Spec) -> list[Problem]:
     """Return the problems that plugins see in a spec, and in its data if its form is known without loading it."""
-    problems = [*_collect(spec, "check_spec", spec), *_never_fitted(spec)]
+    problems = [*_combiner_problems(spec), *_metric_problems(spec)]
+    problems += [*_collect(spec, "check_spec", spec), *_never_fitted(spec)]
     return problems if spec.data.info is None else problems + data_problems(spec, spec.data.info)
 
 
@@ -25,6 +28,28 @@ def check_data(spec: Spec, info: DataInfo) -> None:
     """Raise a `SpecError` with everything that does not fit the loaded data."""
     if problems := data_problems(spec, info):
         raise SpecError(problems, f'the spec and the data of "{spec.data.name}"')
+
+
+def _combiner_problems(spec: Spec) -> Iterable[Problem]:
+    """Yield the reasons why the combiner of a spec would have no effect, or take that of a method."""
+    if spec.combiner is None:
+        return
+    name = spec.combiner.name
+    if "combine" not in implemented_hooks(type(spec.combiner)):
+        yield Problem("ensemble.combiner", f'"{name}" does not implement combine', "implement it with @hookimpl")
+    for method in spec.methods:
+        if {"combine", "fit_combiner"} & set(implemented_hooks(type(method))):
+            what = f'"{name}" combines the members\' outputs, but so does the method "{method.name}"'
+            yield Problem("ensemble.combiner", what, "remove the combiner, or use another method")
+
+
+def _metric_problems(spec: Spec) -> Iterable[Problem]:
+    """Yield the metrics whose names are those of built-in ones."""
+    built_in = {name for names in METRIC_GROUPS.values() for name in names}
+    for index, metric in enumerate(spec.metrics):
+        if metric.name in built_in:
+            what = f'"{metric.name}" is also the name of a built-in metric'
+            yield Problem(f"metrics.{index}", what, "register it by another name")
 
 
 def _never_fitted(spec: Spec) -> Iterator[Problem]:

@@ -106,10 +106,12 @@ class PluginEntry(Entry):
 
     base: type[Plugin] = Plugin
     default: str | None = None
+    may_lack_name: bool = False
+    """Whether a table without a name is one of `default`."""
 
     def read(self, reader: Reader, value: Any) -> Plugin | None:
         if value is not MISSING:
-            return reader.plugin(self.base, value, self.path)
+            return reader.plugin(self.base, value, self.path, self.default if self.may_lack_name else None)
         if self.default is not None:
             return reader.plugin(self.base, self.default, self.path)
         installed = ", ".join(reader.registry.plugins(self.base.kind)) or "none"
@@ -122,22 +124,44 @@ class PluginEntry(Entry):
         return table["name"] if len(table) == 1 and "." in self.path else table
 
     def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        if self.may_lack_name:
+            return builder.named(builder.usable(self.base.kind), self.base.kind, self.default)
         schema = builder.plugins(self.base.kind)
         return schema if self.default is None else {**schema, "default": self.default}
 
     def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        name = name or (self.default or "" if self.may_lack_name else "")
         return plugin_fields(registry.plugins(self.base.kind).get(name))
 
     def choices(self, registry: Registry) -> Collection[str]:
         return registry.plugins(self.base.kind)
 
     def rows(self, value: Plugin) -> Rows:
-        # of a data set and of a loss only the parameters that the spec sets
-        shown = value.model_fields_set if self.base.kind in ("dataset", "loss") else None
+        # of plugins with many common parameters only those that the spec sets
+        shown = value.model_fields_set if self.base.kind in ("dataset", "loss", "schedule") else None
         yield self.path.rpartition(".")[2], section_text(value, shown)
 
     def plugins(self, value: Plugin) -> Iterator[tuple[str, Plugin]]:
         yield self.path, value
+
+
+@dataclass(frozen=True)
+class OptionalPluginEntry(PluginEntry):
+    """One plugin of a kind that a spec need not have; None then."""
+
+    def read(self, reader: Reader, value: Any) -> Plugin | None:
+        return None if value is MISSING else super().read(reader, value)
+
+    def write(self, value: Plugin | None) -> Any:
+        return MISSING if value is None else super().write(value)
+
+    def rows(self, value: Plugin | None) -> Rows:
+        if value is not None:
+            yield from super().rows(value)
+
+    def plugins(self, value: Plugin | None) -> Iterator[tuple[str, Plugin]]:
+        if value is not None:
+            yield from super().plugins(value)
 
 
 @dataclass(frozen=True)
@@ -303,6 +327,45 @@ class GroupSection(Section):
         if self.role == "auxiliary" and not self.name:
             raise ValueError('a group with role = "auxiliary" needs a name')
         return self
+
+
+@dataclass(frozen=True)
+class PluginChoiceEntry(ChoiceEntry):
+    """A section that is chosen by name, or a plugin of a kind: an optimizer of torch, or one of a package."""
+
+    base: type[Plugin] = Plugin
+
+    def read(self, reader: Reader, value: Any) -> Section | None:
+        value = self.default if value is MISSING else value
+        named = reader.named(value, self.path, self.default)
+        if named is None:
+            return None
+        plugin = reader.registry.plugins(self.base.kind).get(named[0])
+        if plugin is None:
+            names = self.choices(reader.registry)
+            return reader.choice(value, self.path, names, self.section_of, self.default)
+        if named[0] in self.names():
+            kind = self.base.kind
+            what = f'two {kind}s are called "{named[0]}": the built-in one and that of {plugin.package}'
+            reader.problem(f"{self.path}.name", what, "rename that of the plugin")
+            return None
+        return reader.plugin(self.base, value, self.path)
+
+    def schema(self, builder: SchemaBuilder) -> dict[str, Any]:
+        sections = [(name, self.section_of(name)) for name in self.names()]
+        sections += [pair for pair in builder.usable(self.base.kind) if pair[0] not in self.names()]
+        return builder.named(sections, self.path.rpartition(".")[2], self.default)
+
+    def fields(self, registry: Registry, name: str = "") -> list[Parameter]:
+        plugin = registry.plugins(self.base.kind).get(name)
+        return super().fields(registry, name) if plugin is None else plugin_fields(plugin)
+
+    def choices(self, registry: Registry) -> Collection[str]:
+        return [*self.names(), *registry.plugins(self.base.kind)]
+
+    def plugins(self, value: Section) -> Iterator[tuple[str, Plugin]]:
+        if isinstance(value, Plugin):
+            yield self.path, value
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,17 @@ _SECTIONS = {
     "training.schedule": "ensemblekit.spec.schedules:Schedule",
     "sweep": "ensemblekit.spec.sweep:SweepSection",
 }
-_PLUGINS = {"data": "dataset", "model": "model", "method": "method", "training.loss": "loss", "extensions": "extension"}
+_PLUGINS = {
+    "data": "dataset",
+    "model": "model",
+    "method": "method",
+    "ensemble.combiner": "combiner",
+    "training.loss": "loss",
+    "training.schedule": "schedule",
+    "training.mix": "mix",
+    "metrics": "metric",
+    "extensions": "extension",
+}
 _BASES = {kind.name: kind.base.partition(":")[2] for kind in KINDS.values()}
 """By the kind of a plugin, the class that the annotation of such a field names."""
 SECTIONS = (
@@ -33,16 +43,19 @@ SECTIONS = (
     "method",
     "ensemble",
     "ensemble.groups",
+    "ensemble.combiner",
     "training",
     "training.loss",
     "training.optimizer",
     "training.schedule",
+    "training.mix",
     "engine",
+    "metrics",
     "extensions",
     "sweep",
 )
 """The parts of a spec, which `ensemblekit inspect` explains."""
-_ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr", "training.schedule.name")
+_ALWAYS = ("seed", "training.optimizer.name", "training.optimizer.lr")
 
 
 def spec_keys(tables: Mapping[str, Any], registry: Registry) -> list[str]:

@@ -1,4 +1,4 @@
-"""Optimizers by name: AdaBelief, and every optimizer of `torch.optim` that needs no closure.
+"""Optimizers by name: AdaBelief, every optimizer of `torch.optim` that needs no closure, and those of plugins.
 
 A section's parameters come from the optimizer's own signature, so that a spec can set all of them and no others.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import abstractmethod
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, create_model, model_validator
 
-from ensemblekit.core.plugin import Section
+from ensemblekit.core.plugin import Plugin, Section
 from ensemblekit.spec.adabelief import AdaBelief
 
 ELEMENTWISE: dict[str, frozenset[str]] = {
@@ -72,6 +73,11 @@ class Optimizer(Section):
         """Whether it is known to update every element of a parameter independently."""
         return self.name in ELEMENTWISE
 
+    @property
+    def per_tensor_state(self) -> frozenset[str]:
+        """The keys of its state that it keeps once per tensor, such as its count of steps."""
+        return ELEMENTWISE.get(self.name, frozenset({"step"}))
+
     def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """Build the optimizer of these parameters, with torch's fused implementation where there is one."""
         arguments = self.model_dump(exclude={"name"})
@@ -81,6 +87,33 @@ class Optimizer(Section):
             arguments["fused"] = all(parameter.device.type == "cpu" for parameter in parameters) or None
         optimizer: torch.optim.Optimizer = optimizer_class(parameters, **arguments)
         return optimizer
+
+
+class OptimizerPlugin(Plugin):
+    """An optimizer from a plugin: builds a `torch.optim.Optimizer` whose `step` needs no closure."""
+
+    kind = "optimizer"
+    elementwise: ClassVar[bool] = False
+    """Whether it updates every element of a parameter independently of all others. If so, all parameters of a network
+    are joined in one flat tensor, and those of several members are stacked: faster, with the same result."""
+    per_tensor_state: ClassVar[frozenset[str]] = frozenset({"step"})
+    """Keys of its state with tensors that it keeps once per tensor and not once per element, such as its count of
+    steps. Plain numbers need not be listed."""
+
+    lr: float = Field(1e-3, gt=0, description="learning rate")
+
+    @property
+    def learning_rate(self) -> float:
+        """The base learning rate; a run sets `lr` of all parameter groups before every step."""
+        return self.lr
+
+    @abstractmethod
+    def build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """Build the optimizer of these parameters."""
+
+
+AnyOptimizer = Optimizer | OptimizerPlugin
+"""The optimizer of a spec."""
 
 
 @cache

@@ -18,9 +18,12 @@ _ABOUT = {
     "model": "The network of a member: the name of a plugin and its parameters.",
     "method": "The ensembling method: the name of a plugin and its parameters, or a list of methods that compose.",
     "ensemble.groups": "Groups of members with models of their own: [[ensemble.groups]] for each.",
+    "ensemble.combiner": "The combiner of the members' outputs in evaluations and predictions: a name, or a table.",
     "training.loss": "The loss that members and ensemble are trained on: a name, or a table with its parameters.",
     "training.optimizer": "The optimizer of the members: a name, or a table with its arguments.",
     "training.schedule": "The factor of the learning rate during training: a name, or a table with its settings.",
+    "training.mix": "The mixture of training samples with others of their batch, such as mixup: a name, or a table.",
+    "metrics": "Metrics beside the built-in ones: a list of names or tables.",
     "extensions": "Loggers and callbacks that observe a run: [[extensions]] for each.",
 }
 
@@ -29,7 +32,7 @@ def section_page(path: str, registry: Registry) -> dict[str, Any] | None:
     """Return all facts about a section as plain values.
 
     Args:
-        path: its dotted path, such as `training`, or one choice of a section: `optimizer:adam`, `schedule:step`.
+        path: its dotted path, such as `training`, or one choice of a section: `optimizer:adam`.
         registry: the plugins that a section can name.
 
     Returns:

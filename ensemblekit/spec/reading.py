@@ -72,6 +72,10 @@ class Reader:
         try:
             inner, unread = self._inner_plugins(section, table, path)
             read = section.from_table({key: value for key, value in table.items() if key not in unread} | inner)
+            # inner plugins that come from defaults are not set by the spec
+            defaults = inner.keys() - table.keys()
+            fields = section.model_fields.items()
+            read.model_fields_set.difference_update(name for name, field in fields if (field.alias or name) in defaults)
             written = read.to_table()
             if isinstance(read, Plugin):
                 written.pop("name")

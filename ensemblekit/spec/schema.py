@@ -68,13 +68,17 @@ class SchemaBuilder:
 
     def plugins(self, kind: str) -> dict[str, Any]:
         """Return the schema of a plugin of a kind."""
-        usable = []
+        return self.named(self.usable(kind), kind)
+
+    def usable(self, kind: str) -> list[tuple[str, type[Section]]]:
+        """Return the plugins of a kind that can be loaded, by name."""
+        usable: list[tuple[str, type[Section]]] = []
         for name, info in self.registry.plugins(kind).items():
             try:
                 usable.append((name, info.load()))
             except PluginError as error:
                 self.on_broken(error)
-        return self.named(usable, kind)
+        return usable
 
     def _with_plugins(self, schema: Any) -> Any:
         """Return a schema with a reference to the plugins of a kind wherever it has any plugin of that kind."""

@@ -13,24 +13,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import tomli_w
 from pydantic import Field, field_validator
 
+from ensemblekit.core.augmentation import BatchAugmentation
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.plugin import Dataset, Extension, Family, Method, Model, Plugin, Section
+from ensemblekit.core.metrics import Metric
+from ensemblekit.core.plugin import Combination, Dataset, Extension, Family, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
     MISSING,
-    ChoiceEntry,
     EnsembleEntry,
     Entry,
     Group,
     GroupsEntry,
     IntegerEntry,
     LossEntry,
+    OptionalPluginEntry,
     OptionalSectionEntry,
+    PluginChoiceEntry,
     PluginEntry,
     PluginsEntry,
     SectionEntry,
 )
-from ensemblekit.spec.optimizers import Optimizer, optimizer_classes, optimizer_section
-from ensemblekit.spec.schedules import SCHEDULES, Schedule
+from ensemblekit.spec.optimizers import AnyOptimizer, OptimizerPlugin, optimizer_classes, optimizer_section
+from ensemblekit.spec.schedules import Schedule
 from ensemblekit.spec.sweep import SweepSection
 
 DEFAULT_LOSS = "cross_entropy"
@@ -50,13 +53,13 @@ else:
 
 
 class EnsembleSection(Section):
-    """How many members there are; `groups` of members with models of their own are tables below it."""
+    """How many members there are; `combiner` and `groups` are tables below it."""
 
     members: int = Field(5, ge=1, le=10_000, description="number of members, M")
 
 
 class TrainingSection(Section):
-    """How the members are trained; the loss, the optimizer and the schedule are tables of their own."""
+    """How the members are trained; the loss, the optimizer, the schedule and the mix are tables of their own."""
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
@@ -121,11 +124,12 @@ def _sweep_text(section: SweepSection) -> tuple[str, str]:
 
 
 LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)
-OPTIMIZER = ChoiceEntry(
+OPTIMIZER = PluginChoiceEntry(
     "training.optimizer",
     names=optimizer_classes,
     section_of=optimizer_section,
     default="adabelief",
+    base=OptimizerPlugin,
     only_training=True,
 )
 
@@ -152,27 +156,30 @@ class Spec:
     """Groups of members with models of their own, and auxiliary networks; empty if all members have `model`."""
     methods: Annotated[tuple[Method, ...], PluginsEntry("method", base=Method, single=True)]
     ensemble: Annotated[
-        EnsembleSection, EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups",))
+        EnsembleSection,
+        EnsembleEntry("ensemble", section=EnsembleSection, text=_members_text, nested=("groups", "combiner")),
     ]
     loss: Annotated[Loss, LOSS]
-    optimizer: Annotated[Optimizer, OPTIMIZER]
+    optimizer: Annotated[AnyOptimizer, OPTIMIZER]
     schedule: Annotated[
         Schedule,
-        ChoiceEntry(
-            "training.schedule",
-            names=SCHEDULES.keys,
-            section_of=SCHEDULES.__getitem__,
-            default="constant",
-            only_training=True,
-        ),
+        PluginEntry("training.schedule", base=Schedule, default="constant", may_lack_name=True, only_training=True),
     ]
     training: Annotated[
         TrainingSection,
         SectionEntry(
-            "training", section=TrainingSection, text=_training_text, nested=("loss", "optimizer", "schedule")
+            "training", section=TrainingSection, text=_training_text, nested=("loss", "optimizer", "schedule", "mix")
         ),
     ]
     engine: Annotated[EngineSection, SectionEntry("engine", section=EngineSection, text=_engine_text)]
+    combiner: Annotated[Combination | None, OptionalPluginEntry("ensemble.combiner", base=Combination)] = None
+    """How evaluations and predictions combine the members' outputs; None: as the methods do."""
+    mix: Annotated[
+        BatchAugmentation | None, OptionalPluginEntry("training.mix", base=BatchAugmentation, only_training=True)
+    ] = None
+    """How training samples are mixed with others of their batch; None: they are not."""
+    metrics: Annotated[tuple[Metric, ...], PluginsEntry("metrics", base=Metric, only_training=True)] = ()
+    """Metrics beside the built-in ones."""
     extensions: Annotated[tuple[Extension, ...], PluginsEntry("extensions", base=Extension, only_training=True)] = ()
     sweep: Annotated[
         SweepSection | None,
@@ -209,6 +216,11 @@ class Spec:
                 plans.append(NetworkPlan(index, size, group))
                 index += size
         return tuple(plans)
+
+    @property
+    def known_metrics(self) -> tuple[Metric, ...]:
+        """The metrics whose plugins are installed: a run can be used without the others."""
+        return tuple(metric for metric in self.metrics if isinstance(metric, Metric))
 
     def plugins(self, inner: bool = True) -> Iterator[tuple[str, Plugin]]:
         """Yield every plugin of the spec with the dotted path of its section.

@@ -58,8 +58,10 @@ class StateChecks(MethodFixture):
             )
 
     def _fresh(self) -> Method:
-        table = {key: value for key, value in self.plugin.to_table().items() if key != "name"}
-        return self.plugin_class.from_table(table).named(self.plugin.name)
+        return self.plugin_class(**self._parameters()).named(self.plugin.name)
+
+    def _parameters(self) -> dict[str, Any]:
+        return {name: getattr(self.plugin, name) for name in self.plugin_class.model_fields}
 
     def _trained(self) -> list[Method]:
         """The method, and every copy that is made of it, after a short run."""
@@ -77,8 +79,7 @@ class StateChecks(MethodFixture):
                 return noted(super().__deepcopy__(memo))  # type: ignore[return-value]
 
         Watched.__name__ = self.plugin_class.__name__
-        table = {key: value for key, value in self.plugin.to_table().items() if key != "name"}
-        method = Watched.from_table(table).named(self.plugin.name)
+        method = Watched(**self._parameters()).named(self.plugin.name)
         train_toy_run(replace(self.spec, methods=(method,)), toy_registry(method))
         return [*instances, method]
 

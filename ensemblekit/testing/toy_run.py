@@ -27,9 +27,11 @@ from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
 from ensemblekit.core.plugin import DataInfo, Dataset, Method, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
+from ensemblekit.data.augmentation import Crop, Flip, Rotate
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run
 from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.schedules import Constant
 from ensemblekit.spec.sections import ENGINES, Spec
 
 BATCH_SIZE = 9
@@ -85,7 +87,8 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins and those in them by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for outer in plugins for plugin in _with_inner(outer)}
-    for plugin in (ToyData(), ToyNetwork(), CrossEntropy(), MSE(), NLL(), GaussianHinge()):
+    others = (CrossEntropy(), MSE(), NLL(), GaussianHinge(), Constant(), Crop(), Flip(), Rotate())
+    for plugin in (ToyData(), ToyNetwork(), *others):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(_registration(cls, name) for (_, name), cls in classes.items())
 

@@ -38,7 +38,7 @@ class Evaluator:
         if data.validation is not None:
             self.splits["validation"] = data.validation
         self.objective, self.engine, self.restore = objective, engine, data.restore_targets
-        self.passes = objective.hooks.passes(spec.ensemble.members) or 1
+        self.passes, self.extra_metrics = objective.hooks.passes(spec.ensemble.members) or 1, spec.known_metrics
         self.batch_size = max(spec.training.batch_size, EVALUATION_BYTES // (4 * math.prod(data.info.input_shape)))
         self.predictions: dict[str, Tensor] = {}
         """The members' outputs for a split, by its name."""
@@ -74,7 +74,7 @@ class Evaluator:
         outputs = self._outputs(split)
         combined = self.objective.predict(outputs, self.fitted, self.passes, self.members)
         predictions, targets = self.objective.predictions(outputs, self.passes), self.splits[split].targets
-        metrics = evaluate(predictions, targets, self.objective.loss, combined, self.restore)
+        metrics = evaluate(predictions, targets, self.objective.loss, combined, self.restore, self.extra_metrics)
         return flat_metrics(metrics, split)
 
     @property

@@ -147,7 +147,9 @@ def restore_methods(
 def _state(method: Method) -> Mapping[str, Any]:
     state = method.state()
     allowed = (Tensor, int, float, str, bool, type(None))
-    if not isinstance(state, Mapping) or not all(isinstance(value, allowed) for value in state.values()):
-        what = f'method "{method.name}": state() returned something that cannot be saved'
+    items = state.items() if isinstance(state, Mapping) else [("it", state)]
+    wrong = [f"{key} is a {type(value).__name__}" for key, value in items if not isinstance(value, allowed)]
+    if wrong:
+        what = f'method "{method.name}": state() returned something that cannot be saved: {wrong[0]}'
         raise PluginError(what, "", "return a dict of tensors, numbers, strings, booleans and None", plugin=method.name)
     return state

@@ -96,7 +96,7 @@ class Trainer:
         self.started = time.perf_counter()
         self.device = device or choose_device(spec.engine.device)
         loaded = data or load_data(spec.data, spec.seed)
-        self.data = loaded.to(self.device)
+        self.data = loaded.mixed_by(spec.mix).to(self.device)
         spec = with_loss_for(spec, self.data.info.task)
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()

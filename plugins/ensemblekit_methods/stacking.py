@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field, ValidationInfo, field_validator
 
-from ensemblekit import Method, Problem, hookimpl
+from ensemblekit import Method, Problem, fit_weights, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ensemblekit import Loss, Spec
 
 DEFAULT_PENALTY = 0.1
-MAX_ITERATIONS = 2000
 
 
 class Stacking(Method):
@@ -60,30 +58,15 @@ class Stacking(Method):
         return (outputs * fitted.unsqueeze(1)).sum(dim=0)
 
     @hookimpl
-    def fit_combiner(self, outputs: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor:
+    def fit_combiner(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
         """Fit weights (M, 1) or (M, C)."""
-        held_out = outputs.detach().double()  # in float32, rounding would stop the search before the optimum
-        num_weights = 1 if self.form == "weights" else outputs.shape[-1]
-        mean = held_out.new_full((num_members, num_weights), 1 / num_members)
-
-        def objective(weights: Tensor) -> Tensor:
-            combined = (held_out * weights.unsqueeze(1)).sum(dim=0)
-            return loss(combined, target).mean() + self._strength / 2 * (weights - mean).square().sum()
-
-        start = mean.sqrt() if self.form == "weights" else mean
-        with torch.enable_grad():
-            weights = self._weights(_minimise(lambda unconstrained: objective(self._weights(unconstrained)), start))
-        return torch.where(objective(weights) <= objective(mean), weights, mean).to(outputs.dtype)
+        return fit_weights(outputs, target, loss, self._penalty)
 
     @property
-    def _strength(self) -> float:
+    def _penalty(self) -> float | None:
         if self.form == "weights":
-            return 0.0
+            return None
         return DEFAULT_PENALTY if self.penalty is None else self.penalty
-
-    def _weights(self, unconstrained: Tensor) -> Tensor:
-        """Turn unconstrained numbers into weights: squares reach zero, which a softmax only approaches."""
-        return unconstrained.square() / unconstrained.square().sum() if self.form == "weights" else unconstrained
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         if spec.data.validation_fraction == 0:
@@ -92,23 +75,3 @@ class Stacking(Method):
         if self.form == "linear" and spec.loss.takes == "probabilities":
             what = f'the outputs of "linear" are not probabilities, but the loss "{spec.loss.name}" needs them'
             yield Problem("form", what, 'set form = "weights", or another training.loss')
-
-
-def _minimise(function: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Find the minimum of a smooth function of a tensor by L-BFGS, from `start`."""
-    unconstrained = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [unconstrained],
-        max_iter=MAX_ITERATIONS,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        value = function(unconstrained)
-        (unconstrained.grad,) = torch.autograd.grad(value, unconstrained)
-        return value
-
-    optimizer.step(closure)
-    return unconstrained.detach()

@@ -34,12 +34,15 @@ def values(line: str) -> list[str]:
     [
         ("ensemblekit tr", ["train"]),
         ("ensemblekit specs ", ["copy", "show"]),
-        ("ensemblekit list me", ["methods"]),
+        ("ensemblekit list me", ["methods", "metrics"]),
         ("ensemblekit inspect gn", ["gncl"]),
-        ("ensemblekit inspect trai", ["training", "training.loss", "training.optimizer", "training.schedule"]),
+        (
+            "ensemblekit inspect trai",
+            ["training", "training.loss", "training.optimizer", "training.schedule", "training.mix"],
+        ),
         ("ensemblekit inspect loss:m", ["loss:mse"]),
         ("ensemblekit inspect --kind loss m", ["mse"]),
-        ("ensemblekit inspect gncl --kind me", ["method"]),
+        ("ensemblekit inspect gncl --kind me", ["method", "metric"]),
         ("ensemblekit check ensemble", ["ensemblekit", "ensemble"]),
         ("ensemblekit check gncl --set la", ["lambda="]),
         ("ensemblekit check nothing --set la", []),

@@ -5,14 +5,38 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.images import random_images
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as torchvision_functional
 
-from ensemblekit import DataInfo, ImageDataset, Splits, load_data
-from ensemblekit.data import augmentation
-from ensemblekit.data.augmentation import AUGMENTATIONS, Augmentation, AugmentationParameters, Crop, Flip, Rotate
+import ensemblekit as ek
+from ensemblekit import Augmentation, DataInfo, ImageDataset, Splits, load_data
+from ensemblekit.core.errors import SpecError
+from ensemblekit.core.registry import discover
+from ensemblekit.data.augmentation import AUGMENTATIONS, Crop, Flip, Rotate
+from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.schema import spec_schema
+
+
+class Images(ImageDataset):
+    """Random images."""
+
+    def load(self, seed: int) -> Splits:
+        part = (random_images(40, 1, 4, 4), torch.arange(40) % 2)
+        return Splits(part, part, DataInfo("classification", (1, 4, 4), 2))
+
+
+class Invert(Augmentation):
+    """Inverts each image with some probability."""
+
+    probability: float = Field(0.5, ge=0, le=1, description="share of the images that are inverted")
+
+    def sample(self, num_images: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(num_images, generator=generator) < self.probability
+
+    def apply(self, images: Tensor, sampled: Tensor) -> Tensor:
+        return torch.where(sampled[:, None, None, None], 255 - images, images)
 
 
 def generator() -> torch.Generator:
@@ -20,14 +44,14 @@ def generator() -> torch.Generator:
 
 
 def crop(stored: tuple[int, int], size: tuple[int, int], padding: int = 0) -> Crop:
-    return Crop(AugmentationParameters(padding=padding), stored, size)
+    return Crop().for_images(Images(padding=padding), stored, size)
 
 
 def rotate(degrees: float) -> Rotate:
-    return Rotate(AugmentationParameters(degrees=degrees), (9, 9), (9, 9))
+    return Rotate().for_images(Images(degrees=degrees), (9, 9), (9, 9))
 
 
-FLIP = Flip(AugmentationParameters(), (9, 9), (9, 9))
+FLIP = Flip()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -115,25 +139,9 @@ def test_angles_are_distributed_as_torchvisions() -> None:
     assert same_distribution(ours.histc(12, -30, 30), theirs.histc(12, -30, 30))
 
 
-def test_a_new_augmentation_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Invert(Augmentation):
-        """Inverts each image with probability 1/2."""
-
-        def sample(self, num_images: int, generator: torch.Generator) -> Tensor:
-            return torch.rand(num_images, generator=generator) < 0.5
-
-        def apply(self, images: Tensor, sampled: Tensor) -> Tensor:
-            return torch.where(sampled[:, None, None, None], 255 - images, images)
-
-    class Images(ImageDataset):
-        augment: tuple[str, ...] = ("invert",)
-
-        def load(self, seed: int) -> Splits:
-            part = (random_images(40, 1, 4, 4), torch.arange(40) % 2)
-            return Splits(part, part, DataInfo("classification", (1, 4, 4), 2))
-
-    monkeypatch.setitem(AUGMENTATIONS, "invert", Invert)
-    batch = next(load_data(Images(validation_fraction=0), 0).train.training_batches(40, 0, 0))
+def test_a_new_augmentation_is_one_class() -> None:
+    dataset = Images(validation_fraction=0, augment=(Invert(),))
+    batch = next(load_data(dataset, 0).train.training_batches(40, 0, 0))
     stored = random_images(40, 1, 4, 4)[batch.index]
     kept, inverted = (
         (batch.inputs == images * torch.tensor(1 / 255)).all(dim=(1, 2, 3)) for images in (stored, 255 - stored)
@@ -142,14 +150,76 @@ def test_a_new_augmentation_is_one_class(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 8 < int(inverted.sum()) < 32
 
 
-def test_augment_is_validated_against_the_registry() -> None:
-    class Images(ImageDataset):
-        def load(self, seed: int) -> Splits:
-            raise NotImplementedError
+def names(dataset: ImageDataset) -> list[str]:
+    return [augmentation.name for augmentation in dataset.augment]
 
-    assert Images(augment=tuple(AUGMENTATIONS)).augment == tuple(AUGMENTATIONS)
-    with pytest.raises(ValidationError, match="'crop', 'flip' or 'rotate'"):
+
+def test_augmentations_are_named_in_python_as_in_a_spec() -> None:
+    assert names(Images(augment=tuple(AUGMENTATIONS))) == list(AUGMENTATIONS)
+    assert Images(augment=[{"name": "crop", "padding": 2}]).augment[0].padding == 2
+    with pytest.raises(ValidationError, match=r'"flop" is not a registered augmentation.*did you mean "flip"'):
         Images(augment=("flop",))
-    schema = Images.model_json_schema()["properties"]["augment"]
-    assert schema["items"]["enum"] == list(AUGMENTATIONS)
-    assert augmentation.Augmentations.__metadata__[0].description == schema["description"]
+
+
+def digits(augment: list[object], **settings: object) -> ek.Spec:
+    tables = {"data": {"name": "digits", "augment": augment, **settings}, "model": {"name": "mlp"}}
+    return load_spec(tables, None, discover().with_classes([Invert]))
+
+
+def test_a_spec_names_augmentations_of_plugins_with_their_parameters() -> None:
+    spec = digits(["crop", {"name": "invert", "probability": 0.25}, {"name": "rotate", "degrees": 3}])
+    assert names(spec.data) == ["crop", "invert", "rotate"]
+    assert spec.data.augment[1] == Invert(probability=0.25).named("invert")
+    written = spec.to_dict()
+    assert written["data"]["augment"] == [
+        "crop",
+        {"name": "invert", "probability": 0.25},
+        {"name": "rotate", "degrees": 3.0},
+    ]
+    assert load_spec(written, None, discover().with_classes([Invert])) == spec
+    assert dict(spec.plugins())["data.augment.1"] is spec.data.augment[1]
+
+
+def test_parameters_of_an_augmentation_come_before_those_of_the_data_set() -> None:
+    old = load_data(digits(["rotate"], degrees=90.0).data, 0).train.transform
+    new = load_data(digits([{"name": "rotate", "degrees": 90.0}], degrees=1.0).data, 0).train.transform
+    (left,), (right,) = old.sample(50, generator()), new.sample(50, generator())
+    assert torch.equal(left, right)
+    assert float(left.abs().max()) > 45
+    plain = crop((8, 8), (8, 8), padding=3)
+    own = Crop(padding=3).for_images(Images(padding=1), (8, 8), (8, 8))
+    assert torch.equal(plain.sample(50, generator()), own.sample(50, generator()))
+
+
+@pytest.mark.parametrize(
+    ("augment", "path", "what"),
+    [
+        (["flop"], "data.augment.0.name", '"flop" is not a registered augmentation'),
+        (["crop", {"name": "invert", "probability": 2}], "data.augment.1.probability", "less than or equal to 1"),
+        ([{"padding": 2}], "data.augment.0.name", "missing"),
+    ],
+)
+def test_mistakes_in_augmentations_are_named(augment: list[object], path: str, what: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        digits(augment)
+    assert {problem.path: problem.what for problem in caught.value.problems}.keys() == {path}
+    assert what in caught.value.problems[0].what
+
+
+def test_the_schema_has_the_installed_augmentations() -> None:
+    schema = spec_schema(discover().with_classes([Invert]), pytest.fail)
+    assert "invert" in str(schema["$defs"]["augmentation"])
+    (digits_schema,) = [
+        table
+        for table in schema["properties"]["data"]["oneOf"]
+        if table.get("properties", {}).get("name") == {"const": "digits"}
+    ]
+    assert digits_schema["properties"]["augment"]["items"] == {"$ref": "#/$defs/augmentation"}
+
+
+def test_default_augmentations_do_not_count_as_set_by_the_spec() -> None:
+    tables = {"data": {"name": "fashion_mnist"}, "model": {"name": "mlp"}}
+    default, explicit = (load_spec(tables, changes, discover()) for changes in ({}, {"data.augment": ["flip"]}))
+    assert default.data.augment == explicit.data.augment
+    assert "augment" not in default.data.model_fields_set
+    assert "augment" in explicit.data.model_fields_set

@@ -213,7 +213,7 @@ def life_cycle(action):
 FAMILY = {"model": {"name": "heads"}}
 REFUSED = {
     "no such member": (lambda ensemble: ensemble.freeze(99), {}, PluginError, "there is no member 99 to freeze"),
-    "all frozen": (lambda e: [e.freeze(i) for i in range(3)], {}, PluginError, "frozen every member"),
+    "all frozen": (lambda e: [e.freeze(i) for i in range(3)], {}, PluginError, "every member is frozen"),
     "freezing in a family": (lambda e: e.freeze(0), FAMILY, UsageError, "3 members in one network"),
     "copying in a family": (lambda e: e.keep_copy(1), FAMILY, UsageError, "3 members in one network"),
     "weights of another shape": (lambda e: e.set_sample_weights(torch.ones(3)), {}, PluginError, "sample weights"),

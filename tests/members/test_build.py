@@ -10,6 +10,7 @@ from torch import nn
 
 import ensemblekit as ek
 from ensemblekit.core.errors import PluginError
+from ensemblekit.core.registry import class_info
 from ensemblekit.members.build import build_member, build_members
 
 WITHOUT_REQUIRED_PARAMETERS = [
@@ -146,3 +147,16 @@ def test_a_misspelt_model_is_answered_with_the_nearest_name():
 def test_sizes_that_no_network_has_are_refused(input_shape, num_outputs):
     with pytest.raises(ek.UsageError, match="positive sizes"):
         ek.build_model("mlp", input_shape, num_outputs)
+
+
+class Numbered(ek.Model):
+    """Builds a network that depends on the member's index."""
+
+    def build(self, input_shape, num_outputs, member):
+        return nn.Sequential(nn.Linear(input_shape[0], member + 1), nn.Linear(member + 1, num_outputs))
+
+
+def test_a_model_may_build_each_member_by_its_index():
+    sizes = [build_member(Numbered(), (4,), 3, seed=0, member=member)[0].out_features for member in (0, 2)]
+    assert sizes == [1, 3]
+    assert class_info(Numbered, "numbered", "plugins=[Numbered]").name == "numbered"

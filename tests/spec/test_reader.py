@@ -77,7 +77,8 @@ def test_all_problems_are_reported_at_once_with_path_value_and_what_is_allowed(r
     }
     found = problems(tables, registry)
     assert found["sed"].endswith(
-        'did you mean "seed"? allowed: data, engine, ensemble, extensions, method, model, seed, sweep, training'
+        'did you mean "seed"? allowed: data, engine, ensemble, extensions, method, metrics, model, seed, sweep, '
+        "training"
     )
     assert "-1 is not a seed" in found["seed"]
     assert 'did you mean "blobs"?' in found["data.name"]

@@ -6,10 +6,14 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import PrivateAttr, ValidationError
 
+import ensemblekit as ek
+from ensemblekit.core.registry import discover
 from ensemblekit.spec.optimizers import optimizer_classes, optimizer_section
-from ensemblekit.spec.schedules import SCHEDULES
+from ensemblekit.spec.reader import build_plugin
+from ensemblekit.spec.schedules import Schedule
+from ensemblekit.testing import run_contract
 
 EPOCHS = 20
 
@@ -28,7 +32,7 @@ EPOCHS = 20
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_schedules_equal_torchs_epoch_by_epoch(table, make):
-    schedule = SCHEDULES[table["name"]].from_table(table)
+    schedule = build_plugin(Schedule, table, discover())
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     reference = make(optimizer)
     for epoch in range(EPOCHS):
@@ -38,8 +42,44 @@ def test_schedules_equal_torchs_epoch_by_epoch(table, make):
 
 
 def test_warm_up_rises_linearly_and_then_leaves_the_schedule_alone():
-    schedule = SCHEDULES["constant"].from_table({"name": "constant", "warmup_epochs": 2.0})
+    schedule = build_plugin(Schedule, {"name": "constant", "warmup_epochs": 2.0}, discover())
     assert [schedule.factor(epoch, EPOCHS) for epoch in (0, 0.5, 1, 2, 5)] == [0, 0.25, 0.5, 1, 1]
+
+
+class Sawtooth(ek.Schedule):
+    """Falls within every epoch."""
+
+    def decay(self, epoch, num_epochs):
+        return 1 - epoch % 1
+
+
+class Forgetful(ek.Schedule):
+    """Counts its calls instead of the time."""
+
+    _calls: int = PrivateAttr(0)
+
+    def decay(self, epoch, num_epochs):
+        self._calls += 1
+        return 1 / self._calls
+
+
+def test_a_schedule_of_a_plugin_is_named_in_a_spec_and_sets_the_learning_rate(tmp_path):
+    tables = {
+        "data": {"name": "digits", "limit_train": 100, "limit_test": 20},
+        "model": {"name": "mlp", "hidden": [4]},
+        "ensemble": {"members": 2},
+        "training": {"epochs": 2, "batch_size": 25, "optimizer": {"name": "sgd", "lr": 1.0}, "schedule": "sawtooth"},
+        "engine": {"name": "sequential", "device": "cpu"},
+    }
+    run = ek.train(tables, tmp_path / "run", plugins=[Sawtooth], progress=False)
+    assert [row["learning_rate"] for row in run.history] == [0.25, 0.25]  # of the last of four steps
+    assert run.spec.to_dict()["training"]["schedule"] == {"name": "sawtooth", "warmup_epochs": 0.0}
+
+
+def test_the_contract_of_schedules_finds_one_that_keeps_state():
+    assert all(result.passed for result in run_contract(Sawtooth))
+    failed = {result.name for result in run_contract(Forgetful) if result.passed is False}
+    assert failed == {"its factor depends on the time alone"}
 
 
 @pytest.mark.parametrize("name", sorted(optimizer_classes()))

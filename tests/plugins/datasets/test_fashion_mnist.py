@@ -140,7 +140,7 @@ def test_the_input_shape_known_before_loading_is_that_of_the_network(files: dict
 
 
 def test_the_papers_defaults_are_flips_without_normalisation() -> None:
-    assert FashionMNIST().augment == ("flip",)
+    assert [augmentation.name for augmentation in FashionMNIST().augment] == ["flip"]
     assert FashionMNIST().normalise is False
     fields, base = FashionMNIST.model_fields, ImageDataset.model_fields
     assert all(fields[name].description == base[name].description for name in base)

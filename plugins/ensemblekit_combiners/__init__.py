@@ -1,0 +1,1 @@
+"""Built-in combiners of the members' outputs, one file each."""

@@ -1,0 +1,1 @@
+"""The built-in metrics that a spec has to ask for, one file each."""

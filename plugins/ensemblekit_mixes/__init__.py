@@ -1,0 +1,1 @@
+"""The built-in mixtures of training samples, one file each."""
