@@ -64,12 +64,12 @@ class GrowingEnsemble(Protocol):
         """Compute the batch-norm statistics of a member anew from the training data, as its weights are now."""
 
     @property
-    def loss(self) -> Loss:
-        """The loss that is trained with, which says what outputs mean."""
-
-    @property
     def targets(self) -> Tensor:
         """The training targets: class indices (N,), or real values (N, C) as the networks learn them."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the run, which defines what outputs mean: ``loss.probabilities(outputs)``."""
 
     def outputs(self) -> Tensor:
         """Compute the current members' outputs (M, N, C) for the training data, in evaluation mode, not augmented."""

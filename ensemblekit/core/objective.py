@@ -301,7 +301,10 @@ class Objective:
     @staticmethod
     def _combine(hooks: RunHooks, arguments: dict[str, Any]) -> Tensor:
         outputs: Tensor = arguments["outputs"]
-        combined: Tensor = hooks.first_result("combine", **arguments)[1]
+        if arguments["fitted"] is None:
+            combined: Tensor = hooks.call.combine(**arguments)
+        else:  # what a plugin has fitted reaches that plugin alone
+            combined = hooks.first_result("combine", **arguments)[1]
         hooks.check_result("combine", combined, outputs.shape[1:], outputs, **arguments)
         return combined
 

@@ -18,6 +18,7 @@ from ensemblekit.spec.sections import ENGINES
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.method_hooks import HookChecks
+from ensemblekit.testing.method_members import MemberHookChecks
 from ensemblekit.testing.method_objective import ObjectiveChecks
 from ensemblekit.testing.method_state import StateChecks
 from ensemblekit.testing.reviews import mismatch
@@ -30,8 +31,8 @@ TIMINGS = {"seconds", "samples_per_second"}
 """Metrics that differ between equal runs."""
 
 
-class MethodContract(HookChecks, ObjectiveChecks, StateChecks):
-    """The checks of a method: those of its hooks, of its objective, of its state, and of runs with it."""
+class MethodContract(HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks):
+    """The checks of a method: those of its hooks, its objective, its members, its state, and of runs with it."""
 
     def checks(self) -> list[Check]:
         """All checks; if the hooks cannot be registered, only those that call none of them."""

@@ -61,6 +61,8 @@ class EnsembleInTraining:
         """Compute the batch-norm statistics of a member anew, as cumulative means over the training data."""
         state = self.members.state_of(member)
         norms = [layer for layer in state.network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        if not norms:
+            return
         momenta = [norm.momentum for norm in norms]
         state.network.eval()
         for norm in norms:
@@ -76,14 +78,14 @@ class EnsembleInTraining:
         self.members.changed = True
 
     @property
-    def loss(self) -> Loss:
-        """The loss that is trained with, which says what outputs mean."""
-        return self._trainer.spec.loss
-
-    @property
     def targets(self) -> Tensor:
         """The training targets: class indices (N,), or real values (N, C) as the networks learn them."""
         return self._trainer.data.train.targets
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the run, which defines what outputs mean."""
+        return self._trainer.objective.loss
 
     @torch.no_grad()
     def outputs(self) -> Tensor:

@@ -312,7 +312,6 @@ class Trainer:
             self.hooks.call.epoch_started(**arguments)
         else:  # the methods have prepared the epoch before it was interrupted
             self.hooks.call_observers("epoch_started", **arguments)
-        self.members.check_learning(epoch)
         engine = self.current_engine()
         if not self.data.train.is_augmented:
             batch_size = self.evaluator.batch_size
@@ -323,6 +322,8 @@ class Trainer:
         statistics = EpochStatistics(self.objective, engine.columns, engine.indices)
         if partial is not None:
             restore_epoch(statistics, partial.tensors, partial.state, self.device)
+        if not statistics.is_over:  # after the last step, methods may leave only members that are frozen
+            self.members.check_learning(epoch)
         return statistics, engine
 
     def _epoch_arguments(self, epoch: int) -> dict[str, Any]:

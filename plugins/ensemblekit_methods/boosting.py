@@ -22,6 +22,11 @@ def preceding_sums(outputs: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(sums[:1]), sums[:-1]])
 
 
+def first_epochs(num_epochs: int, num_members: int) -> list[int]:
+    """Return the first epoch of each stage, if members are trained one by one; the shares differ by at most one."""
+    return [1 + stage * num_epochs // num_members for stage in range(num_members)]
+
+
 class Boosting(Method):
     """Trains every member to correct the sum of the members before it; the ensemble's output is the sum of all.
 
@@ -60,14 +65,9 @@ class Boosting(Method):
 
     @hookimpl
     def epoch_started(self, ensemble: GrowingEnsemble, epoch: int, num_epochs: int, num_members: int) -> None:
-        if self.schedule == "stagewise" and epoch in self._first_epochs(num_epochs, num_members)[1:]:
+        if self.schedule == "stagewise" and epoch in first_epochs(num_epochs, num_members)[1:]:
             ensemble.freeze(len(ensemble) - 1)
             ensemble.grow()
-
-    @staticmethod
-    def _first_epochs(num_epochs: int, num_members: int) -> list[int]:
-        """First epoch of each stage; the shares differ by at most one epoch."""
-        return [1 + stage * num_epochs // num_members for stage in range(num_members)]
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         if spec.loss.takes == "probabilities":

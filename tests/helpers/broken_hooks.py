@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ensemblekit import Loss, Method, hookimpl
-from helpers.broken_methods import FITTED, LIFE_CYCLE, PURE, RESULTS, RETURNED, SECOND, WEIGHTS, Good
+from helpers.broken_methods import FITTED, LIFE_CYCLE, MEMBERS, PURE, RESULTS, RETURNED, SECOND, WEIGHTS, Good
 
 
 class WrongShape(Good):
@@ -289,7 +289,52 @@ class Crashes(Good):
         raise ZeroDivisionError("of all things")
 
 
+class OnePenalty(Good):
+    """Returns one penalty for all members."""
+
+    @hookimpl
+    def weight_penalty(self, weights: Tensor) -> Tensor:
+        return weights.square().sum()
+
+
+class CommonPenalty(Good):
+    """Pulls members towards their mean, which they do not know."""
+
+    @hookimpl
+    def weight_penalty(self, weights: Tensor) -> Tensor:
+        return (weights - weights.mean(dim=0)).square().sum(dim=1)
+
+
+class CommonStep(Good):
+    """Normalises the gradients of all members together."""
+
+    @hookimpl
+    def second_weights(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return weights + 0.1 * gradient / gradient.norm()
+
+
+class GlobalViews(Good):
+    """Samples views with torch's global generator."""
+
+    @hookimpl
+    def member_inputs(self, inputs: Tensor, members: Tensor) -> Tensor:
+        return inputs + torch.randn(len(members), *inputs.shape, dtype=inputs.dtype, device=inputs.device)
+
+
+class OneView(Good):
+    """Returns one view for all members."""
+
+    @hookimpl
+    def member_inputs(self, inputs: Tensor) -> Tensor:
+        return inputs * 2
+
+
 FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
+    (OnePenalty, {MEMBERS}, ("shape (2,)", "shape ()", "OnePenalty.weight_penalty")),
+    (CommonPenalty, {MEMBERS}, ("nothing of the others", "CommonPenalty.weight_penalty")),
+    (CommonStep, {MEMBERS}, ("nothing of the others", "CommonStep.second_weights")),
+    (GlobalViews, {MEMBERS}, ("nothing of the others", "GlobalViews.member_inputs")),
+    (OneView, {MEMBERS}, ("(2, 4, 6)", "(4, 6)", "OneView.member_inputs")),
     (WrongShape, {RESULTS}, ("float32 of shape (4,)", "shape ()", "no sum() or mean() over the batch")),
     (AlwaysFloat32, {RESULTS}, ("float64 of shape (4,)", "got: float32", "no .float()")),
     (OnTheCPU, {RESULTS}, ("on meta", "on cpu", "on outputs.device", "OnTheCPU.ensemble_loss")),

@@ -32,6 +32,8 @@ OTHER_PARAMETERS = {
     "wagging": [{"weights": "gaussian"}],
     "smcl": [{"k": 2, "combine": "max"}],
     "boosting": [{"schedule": "stagewise", "shrinkage": 0.5}],
+    "adaboost": [{"variant": "samme.r", "shrinkage": 0.5}],
+    "swa": [{"start": 0.0, "every": 2}],
     "stacking": [{"form": "linear"}],
     "diversity_cooperation": [{"penalty": "kl"}, {"penalty": "cross_entropy"}],
     # the default is the paper's, with up to 90 epochs

@@ -23,6 +23,8 @@ METHODS = [
     {"name": "bagging"},
     {"name": "boosting", "schedule": "stagewise"},
     {"name": "snapshot", "at_epochs": [2, 3]},
+    {"name": "adaboost"},
+    {"name": "swa", "start": 0.5},
 ]
 
 

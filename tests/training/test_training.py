@@ -48,7 +48,14 @@ def name_of(table: dict) -> str:
     return "-".join(str(value) for value in table.values())
 
 
-COUPLED_GROWING_AND_COPYING = [METHODS[0], {"name": "gncl"}, METHODS[-3], METHODS[-2]]
+COUPLED_GROWING_AND_COPYING = [
+    {"name": "adaboost"},
+    {"name": "adversarial"},
+    {"name": "swa"},
+    {"name": "gncl"},
+    METHODS[-3],
+    METHODS[-2],
+]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def cases():
             yield {"name": "soft_boosting", "shrinkage": SHRINKAGE}, name, formulas.soft_boosting(loss, SHRINKAGE)
         yield {"name": "snapshot"}, name, formulas.snapshot(loss)
         yield {"name": "fast_geometric"}, name, formulas.snapshot(loss)
+        yield {"name": "adaboost"}, name, formulas.independent(loss)  # of the members that are trained
+        yield {"name": "swa"}, name, formulas.independent(loss)
         yield {"name": "bagging"}, name, formulas.independent(loss)
         yield {"name": "wagging"}, name, formulas.independent(loss)
         yield {"name": "stacking"}, name, formulas.independent(loss)

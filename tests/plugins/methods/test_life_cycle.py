@@ -110,8 +110,9 @@ def test_fast_geometric_leaves_ordinary_training_to_the_schedule():
 
 
 @pytest.mark.parametrize(("members", "epochs"), [(4, 8), (3, 10), (5, 5), (1, 3)])
-def test_stagewise_boosting_gives_each_stage_its_share_of_the_epochs(members, epochs):
-    ensemble = run(load("boosting")(schedule="stagewise"), members, epochs)
+@pytest.mark.parametrize("table", [{"name": "boosting", "schedule": "stagewise"}, {"name": "adaboost"}], ids=str)
+def test_stagewise_boosting_gives_each_stage_its_share_of_the_epochs(table, members, epochs):
+    ensemble = run(load(table["name"])(**{key: table[key] for key in table.keys() - {"name"}}), members, epochs)
     trained = [member["trained"] for member in ensemble.members]
     assert len(trained) == members
     assert sum(trained) == epochs
@@ -120,7 +121,7 @@ def test_stagewise_boosting_gives_each_stage_its_share_of_the_epochs(members, ep
     assert [member["id"] for member in ensemble.members] == list(range(members))
 
 
-@pytest.mark.parametrize("name", sorted(set(ek.methods()) - {"snapshot", "fast_geometric"}))
+@pytest.mark.parametrize("name", sorted(set(ek.methods()) - {"adaboost", "snapshot", "fast_geometric"}))
 def test_all_other_methods_train_every_member_all_the_time(name):
     ensemble = run(load(name)(), 3, 7)
     assert [(member["trained"], member["frozen"]) for member in ensemble.members] == [(7, False)] * 3
