@@ -13,6 +13,8 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
+from ensemblekit.core.errors import PluginError
+
 
 def pad(outputs: Tensor, width: int | None) -> Tensor:
     """Add columns of zeros to outputs (…, C), so that they have as many as others; None adds none."""
@@ -29,6 +31,18 @@ class Outputs(NamedTuple):
     """Slices (M, B, size) of what the members give: parts of the prediction, and what models give beside it."""
     auxiliary: Mapping[str, Tensor]
     """Outputs (A, B, size) of auxiliary networks, by the name of their group."""
+
+
+class _ByName(dict[str, Tensor]):
+    """Outputs by name; a name that nothing gives is the mistake of a method, and the error says how to declare it."""
+
+    def __init__(self, kind: str, declaration: str) -> None:
+        self.kind, self.declaration = kind, declaration
+
+    def __missing__(self, name: str) -> Tensor:
+        what = f'a method uses {self.kind} called "{name}", and there are only {", ".join(self) or "none"}'
+        fix = f"let {self.declaration}() of the method return the name: specs without it are then refused"
+        raise PluginError(what, "the hooks of the method", fix)
 
 
 @dataclass(frozen=True)
@@ -82,12 +96,12 @@ class OutputLayout:
         """Split outputs (R, B, W) into what they consist of; these are views."""
         predictions = self.predictions(outputs)
         members = outputs[: len(predictions)]
-        named: dict[str, Tensor] = {}
+        named = _ByName("outputs", "required_outputs")
         for sizes, start in ((self.slices, 0), (self.extras, self.num_outputs)):
             for name, size in sizes.items():
                 named[name] = members[..., start : start + size]
                 start += size
-        auxiliary: dict[str, Tensor] = {}
+        auxiliary = _ByName("auxiliary outputs", "required_groups")
         row = len(predictions)
         for rows in self.auxiliary:
             auxiliary[rows.name] = outputs[row : row + rows.count, :, : rows.size]

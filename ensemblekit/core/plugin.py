@@ -179,6 +179,19 @@ class Method(Plugin):
         """Return the name of the auxiliary group that predicts alone, such as a student; None: the members predict."""
         return None
 
+    def required_groups(self) -> Mapping[str, Literal["members", "outputs"]]:
+        """Return the names of the auxiliary groups that the method needs, each with the size of its outputs.
+
+        "members": an output for each member, as a gate has; "outputs": those of a member, as a student has. Default:
+        the group that `predictor` names.
+        """
+        predictor = self.predictor()
+        return {} if predictor is None else {predictor: "outputs"}
+
+    def required_outputs(self) -> Sequence[str]:
+        """Return the names that the method needs in `named`, such as the features that some models give."""
+        return ()
+
     def state(self) -> Mapping[str, Tensor | float | int | str | bool | None]:
         """Return what the method has to remember: it is part of every checkpoint and of the trained model.
 

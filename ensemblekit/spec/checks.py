@@ -21,7 +21,7 @@ def spec_problems(spec: Spec) -> list[Problem]:
 
 def data_problems(spec: Spec, info: DataInfo) -> list[Problem]:
     """Return the problems that the plugins of a spec see in data of this task and these shapes."""
-    return _collect(spec, "check_data", spec, info)
+    return [*_collect(spec, "check_data", spec, info), *_missing_outputs(spec, info)]
 
 
 def check_data(spec: Spec, info: DataInfo) -> None:
@@ -77,3 +77,24 @@ def _call(plugin: Plugin, check: str, *arguments: object) -> list[Problem]:
         what = f'plugin "{plugin.name}": {check}() returned something other than problems'
         raise PluginError(what, fix="yield Problem(…)", plugin=plugin.name)
     return problems
+
+
+def _missing_outputs(spec: Spec, info: DataInfo) -> Iterator[Problem]:
+    """Yield the auxiliary groups and named outputs that methods need and the spec does not have."""
+    groups = {group.name: group.outputs or spec.ensemble.members for group in spec.auxiliary_groups}
+    num_outputs = spec.loss.num_outputs(info)
+    sizes = {"members": spec.ensemble.members, "outputs": num_outputs}
+    named = {*spec.loss.slices(num_outputs), *spec.member_models[0].extra_outputs(info.input_shape)}
+    for method in spec.methods:
+        for name, kind in method.required_groups().items():
+            if groups.get(name) != sizes[kind]:
+                what = f'"{method.name}" needs an auxiliary group "{name}" with {sizes[kind]} outputs'
+                got = f"; it has {groups[name]}" if name in groups else ", and there is none"
+                fix = f'[[ensemble.groups]] with role = "auxiliary", name = "{name}", outputs = {sizes[kind]}'
+                yield Problem("ensemble.groups", what + got, f"write {fix}")
+        for name in method.required_outputs():
+            if name not in named:
+                what = f'"{method.name}" needs outputs called "{name}", which neither the model nor the loss has'
+                yield Problem(
+                    "model", what, "use a model or a loss that gives them: extra_outputs() or slices() say so"
+                )

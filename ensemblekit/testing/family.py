@@ -34,9 +34,9 @@ class FamilyContract(ModelContract):
         fix = fix.replace("build()", f"{self.builder}()")
         return super().violation(expected, got, self.builder if member == "build" else member, fix)
 
-    def output_shape(self, batch: int, num_outputs: int) -> Shape:
-        """The shape of a network's outputs for a batch."""
-        return (NUM_MEMBERS, batch, num_outputs)
+    def output_shape(self, batch: int, num_outputs: int, shape: Shape) -> Shape:
+        """The shape of a network's outputs for a batch of inputs of a shape."""
+        return (NUM_MEMBERS, batch, num_outputs + sum(self.plugin.extra_outputs(shape).values()))
 
     def construction(self, shape: Shape) -> partial[nn.Module]:
         """The plain call that builds a network."""

@@ -12,8 +12,7 @@ from ensemblekit.core.seeds import generator
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import EngineSettings
 from ensemblekit.engines.selection import engine_class
-from ensemblekit.members.build import build_members
-from ensemblekit.members.state import MemberState
+from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.runs.run import Run
 from ensemblekit.spec.sections import ENGINES
 from ensemblekit.testing.checks import Check, check
@@ -68,15 +67,16 @@ class MethodContract(HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks)
     def _train_steps(self, engine_name: str) -> tuple[Tensor, Tensor] | None:
         """The objectives of some steps and the outputs (M, B, C) after them; None if the engine is not supported."""
         spec, info = self.spec, self.info
-        num_outputs = spec.loss.num_outputs(info)
-        networks = build_members(spec.member_models, info.input_shape, num_outputs, seed=0)
-        members = [MemberState(network, spec.model, index) for index, network in enumerate(networks)]
+        growing = GrowingMembers(spec, info, torch.device("cpu"), keep_start=self.objective.members.need_start)
+        growing.start(self.members)
+        members = growing.networks
         hooks, engine_type = self.objective.hooks, engine_class(engine_name)
-        settings = EngineSettings(torch.device("cpu"), spec.optimizer, passes=hooks.passes(self.members))
+        width, passes = growing.layout.width, hooks.passes(self.members)
+        settings = EngineSettings.of(spec, torch.device("cpu"), passes, width, BATCH_SIZE)
         if engine_type.unsupported(members, settings) is not None:
             return None
         batches = [self._batch(step) for step in range(STEPS)]
-        weights = hooks.sample_weights(BATCH_SIZE, len(members), seed=0, targets=batches[0].targets)
+        weights = hooks.sample_weights(BATCH_SIZE, self.members, seed=0, targets=batches[0].targets)
         engine = engine_type(members, self.objective, settings)
         try:
             values = [engine.train_step(batch, weights, 0.1, step)[0] for step, batch in enumerate(batches)]

@@ -21,11 +21,13 @@ from ensemblekit.core.plugin import DataInfo, Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
+from ensemblekit.members.layout import run_objective
+from ensemblekit.spec.entries import Group
 from ensemblekit.spec.sections import EnsembleSection, Spec
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS
 from ensemblekit.testing.reviews import spec_problems
-from ensemblekit.testing.toy_run import NUM_TRAIN, toy_registry, toy_spec
+from ensemblekit.testing.toy_run import NUM_TRAIN, ToyNetwork, losses_beside, toy_registry, toy_spec
 
 BATCH = 4
 MEMBERS = (3, 2, 4)
@@ -61,7 +63,7 @@ class MethodFixture(PluginContract[Method]):
         """The shortest toy run that the method accepts."""
         required = self.plugin.required_members()
         sizes = MEMBERS if required is None else (required,)
-        for members, task in product(sizes, TASKS):
+        for members, task in product(sizes, self._tasks):
             accepted = partial(self._accepts_run, members=members, task=task)
             if accepted(MAX_EPOCHS):
                 # a method may need a minimum number of epochs, for example one per cycle
@@ -77,6 +79,14 @@ class MethodFixture(PluginContract[Method]):
             f"reject only what cannot work (tried: {tried} members{why}, with cross-entropy and the squared error); "
             "if the parameters imply a number of members, return it from required_members()",
         )
+
+    @property
+    def _tasks(self) -> list[tuple[Loss, dict[str, Any]]]:
+        """Tasks to try in turn; only those with losses beside the method if it needs the parts of their outputs."""
+        own = [(loss, {"data.regression": loss.takes == "values"}) for loss in losses_beside(self.plugin_class)]
+        info, required = DataInfo("regression", (1,), 1), set(self.plugin.required_outputs())
+        declaring = [task for task in own if required & task[0].slices(task[0].num_outputs(info)).keys()]
+        return declaring or [*TASKS, *own]
 
     @property
     def info(self) -> DataInfo:
@@ -101,12 +111,29 @@ class MethodFixture(PluginContract[Method]):
             # Monte-Carlo passes need a stochastic network
             "model.dropout": 0.5 if self.implemented(["passes"]) else 0.0,
         }
-        return replace(toy_spec(self.registry, changes), methods=(self.plugin,))
+        return self._with_groups(replace(toy_spec(self.registry, changes), methods=(self.plugin,), loss=loss))
+
+    def _with_groups(self, spec: Spec) -> Spec:
+        """The spec with the auxiliary groups and the named outputs that the method needs."""
+        assert spec.data.info is not None
+        num_outputs = spec.loss.num_outputs(spec.data.info)
+        sizes = {"members": spec.ensemble.members, "outputs": num_outputs}
+        groups = [
+            Group(1, ToyNetwork(), name, "auxiliary", sizes[size])
+            for name, size in self.plugin.required_groups().items()
+        ]
+        extras = [name for name in self.plugin.required_outputs() if name not in spec.loss.slices(num_outputs)]
+        return replace(spec, groups=tuple(groups), model=spec.model.model_copy(update={"extras": tuple(extras)}))
 
     @cached_property
     def objective(self) -> Objective:
         """The objective of the method alone."""
-        return Objective([self.plugin], self.spec.loss)
+        return self.objective_of(self.members)
+
+    def objective_of(self, members: int) -> Objective:
+        """The objective of the method for another number of members, of which auxiliary networks may know."""
+        spec = self._with_groups(replace(self.spec, ensemble=EnsembleSection(members=members)))
+        return run_objective(spec, self.info, [self.plugin])
 
     def implemented(self, hooks: Iterable[str] = OBJECTIVE_HOOKS) -> list[str]:
         """Those of the named hooks that the method implements."""
@@ -118,8 +145,10 @@ class MethodFixture(PluginContract[Method]):
         return implemented_hooks(self.plugin_class)
 
     def outputs(self, members: int | None = None) -> Tensor:
-        """Random member outputs (M, B, C), float64."""
-        shape = (members or self.members, BATCH, self.spec.loss.num_outputs(self.info))
+        """Random outputs of all networks (R, B, W), float64: of the members (M, B, C) if nothing else is needed."""
+        layout = self.objective_of(members or self.members).layout
+        assert layout is not None
+        shape = ((members or self.members) + layout.num_auxiliary, BATCH, layout.width)
         return torch.randn(shape, generator=generator(0, "contract", "outputs"), dtype=torch.float64)
 
     def target(self, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -152,8 +181,8 @@ class MethodFixture(PluginContract[Method]):
         """The method's own results of a hook in calls as a run makes them; none if the kit lacks an argument of it."""
         if hook in OBJECTIVE_HOOKS:
             yield self.result(hook, self.outputs(), self.target())
-        arguments: dict[str, Any] = {"outputs": self.outputs(), "target": self.target(), "loss": self.spec.loss}
-        arguments |= {"num_members": self.members, "num_samples": NUM_TRAIN, "targets": self.targets(NUM_TRAIN)}
+        arguments = self.objective.arguments(self.outputs(), self.target())
+        arguments |= {"num_samples": NUM_TRAIN, "targets": self.targets(NUM_TRAIN)}
         arguments |= dict.fromkeys(("inputs", "gradient"), torch.ones(BATCH, 3, 2, 2))
         if hook == "combine" and self.objective.hooks.fits_combiner:
             yield self.call(

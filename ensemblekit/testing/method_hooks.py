@@ -49,8 +49,9 @@ class HookChecks(MethodFixture):
         if result is None:
             return
         if hook == "select_members":
-            self._check_mask(result, outputs)
+            self._check_mask(result, arguments["outputs"])
             return
+        outputs = arguments["outputs"]
         members, batch, num_outputs = outputs.shape
         # a hook that this table does not know may return any shape
         shapes = {"combine": (batch, num_outputs), "member_loss": (members, batch), "ensemble_loss": (batch,)}

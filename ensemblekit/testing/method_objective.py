@@ -83,9 +83,9 @@ class ObjectiveChecks(MethodFixture):
         start = self.objective.hooks.call.members_at_start(num_members=self.members)
         if start != 1 and (self.plugin.required_members() not in (None, 1) or not self.accepts_members(1)):
             return
-        outputs, target = self.outputs(1), self.target()
-        value, gradient = _value_and_gradient(lambda leaf: self.objective(leaf, target), outputs)
-        combined = self.objective.combine(outputs)
+        outputs, target, objective = self.outputs(1), self.target(), self.objective_of(1)
+        value, gradient = _value_and_gradient(lambda leaf: objective(leaf, target), outputs)
+        combined = objective.combine(outputs)
         if not all(bool(numbers.isfinite().all()) for numbers in (value, gradient, combined)):
             bad = int((~gradient.isfinite()).sum())
             raise self.violation(

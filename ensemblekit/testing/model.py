@@ -112,9 +112,9 @@ class ModelContract(PluginContract[Model]):
     def _build_anew(self, member: int, shape: Shape, num_outputs: int) -> nn.Module:
         return build_member(self.plugin, shape, num_outputs, seed=0, member=member).train()
 
-    def output_shape(self, batch: int, num_outputs: int) -> Shape:
-        """The shape of a network's outputs for a batch."""
-        return (batch, num_outputs)
+    def output_shape(self, batch: int, num_outputs: int, shape: Shape) -> Shape:
+        """The shape of a network's outputs for a batch of inputs of a shape."""
+        return (batch, num_outputs + sum(self.plugin.extra_outputs(shape).values()))
 
     def construction(self, shape: Shape) -> partial[nn.Module]:
         """The plain call that builds a network."""
@@ -171,13 +171,13 @@ class ModelContract(PluginContract[Model]):
         except Exception:  # the same error on the CPU: the meta device is not the cause
             return self._failure(shape, error)
         if not isinstance(outputs, Tensor):
-            dimensions = ", ".join(("num_members", "B", "num_outputs")[-len(self.output_shape(1, 1)) :])
+            dimensions = ", ".join(("num_members", "B", "num_outputs")[-len(self.output_shape(1, 1, shape)) :])
             expected, fix = (
                 f"a single tensor ({dimensions}) from forward()",
                 "end forward() with return … of one tensor",
             )
             return self.violation(expected, describe(outputs), name, fix)
-        if tuple(outputs.shape) != self.output_shape(BATCH, self.sizes[-1]):
+        if tuple(outputs.shape) != self.output_shape(BATCH, self.sizes[-1], shape):
             return self._failure(shape, error)
         return ContractError(
             "a network that also runs on the meta device, where tensors have a shape but no values; every new network "
@@ -207,7 +207,7 @@ class ModelContract(PluginContract[Model]):
             for training, batch in ((True, BATCH), (False, BATCH), (False, 1)):
                 with torch.no_grad():
                     outputs = network.train(training)(self.inputs(batch, shape))
-                right = describe(torch.empty(self.output_shape(batch, size)))
+                right = describe(torch.empty(self.output_shape(batch, size, shape)))
                 if describe(outputs) != right:
                     mode = "training" if training else "evaluation"
                     expected = f"{right} for {batch} inputs of shape {shape} in {mode} mode"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from dataclasses import replace
+from inspect import isabstract
 from math import prod
 from pathlib import Path
 from shutil import copytree
@@ -20,10 +21,10 @@ from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.kinds import KINDS
-from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge
+from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge, Loss
 from ensemblekit.core.nesting import PLUGIN, found
 from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
-from ensemblekit.core.plugin import DataInfo, Dataset, Model, Plugin, Splits
+from ensemblekit.core.plugin import DataInfo, Dataset, Method, Model, Plugin, Splits
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.augmentation import Crop, Flip, Rotate
@@ -37,6 +38,8 @@ BATCH_SIZE = 9
 NUM_TRAIN, NUM_TEST = 20, 8
 NUM_CLASSES, NUM_VALUES = 6, 2
 """More classes than members: there are methods that need it."""
+EXTRA_SIZE = 5
+"""Size of each output beside a prediction."""
 
 
 class ToyData(Dataset):
@@ -66,6 +69,10 @@ class ToyNetwork(Model):
 
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the hidden layer")
     probabilities: bool = Field(False, description="end with a softmax")
+    extras: tuple[str, ...] = Field((), description="names of outputs beside the prediction")
+
+    def extra_outputs(self, input_shape: tuple[int, ...]) -> Mapping[str, int]:
+        return dict.fromkeys(self.extras, EXTRA_SIZE)
 
     def gives_probabilities(self) -> bool:
         return self.probabilities
@@ -73,7 +80,8 @@ class ToyNetwork(Model):
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         hidden = (nn.Linear(prod(input_shape), 8), nn.Tanh(), nn.Dropout(self.dropout))
         last = (nn.Softmax(dim=-1),) if self.probabilities else ()
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, num_outputs), *last)
+        width = num_outputs + EXTRA_SIZE * len(self.extras)
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, width), *last)
 
 
 def toy_registry(*plugins: Plugin) -> Registry:
@@ -89,6 +97,26 @@ def _with_inner(plugin: Plugin) -> Iterator[Plugin]:
     yield plugin
     for _, inner in plugin.inner_plugins():
         yield from _with_inner(inner)
+    if isinstance(plugin, Method):
+        yield from losses_beside(type(plugin))
+
+
+def losses_beside(method_class: type[Method]) -> list[Loss]:
+    """The losses of a method's own module, as far as they need no parameters: it may be made for one of them."""
+    modules = {base.__module__ for base in method_class.__mro__}
+    return [
+        loss_class()
+        for loss_class in _subclasses(Loss)
+        if loss_class.__module__ in modules
+        and not isabstract(loss_class)
+        and not any(parameter.is_required() for parameter in loss_class.model_fields.values())
+    ]
+
+
+def _subclasses(base: type[Loss]) -> Iterator[type[Loss]]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _registration(cls: type[Plugin], name: str) -> PluginInfo:
