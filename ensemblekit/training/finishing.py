@@ -24,7 +24,7 @@ def described(
         number, network = divmod(index, len(members))
         of_pass = {"network": network, "pass": number} if (passes or 1) > 1 else {}
         state = members[network]
-        described.append({**row, **of_pass, "parameters": state.num_parameters, "frozen": state.frozen})
+        described.append({**row, **of_pass, "parameters": state.num_parameters // state.size, "frozen": state.frozen})
     return described
 
 

@@ -50,6 +50,7 @@ def _samples(data: Data) -> str:
 
 
 def _parameters(members: Sequence[MemberState]) -> str:
-    sizes = [member.num_parameters for member in members]
+    # members of a family share their network
+    sizes = [member.num_parameters // member.size for member in members if not member.auxiliary]
     each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
-    return f"{each} per member, {sum(sizes):,} in total"
+    return f"{each} per member, {sum(member.num_parameters for member in members):,} in total"
