@@ -175,6 +175,17 @@ class Method(Plugin):
         """Return the number of members that the method's parameters imply; None if any number is possible."""
         return None
 
+    def auxiliary_outputs(self, num_outputs: int, num_members: int) -> Mapping[str, int]:
+        """Return the auxiliary groups that the hooks need, each with a possible number of outputs of its networks.
+
+        A spec without a group of such a name is refused. Default: none.
+
+        Args:
+            num_outputs: The number of outputs of a member, C.
+            num_members: The number of members, M.
+        """
+        return {}
+
     def predictor(self) -> str | None:
         """Return the name of the auxiliary group that predicts alone, such as a student; None: the members predict."""
         return None

@@ -14,7 +14,7 @@ from ensemblekit.spec.sections import Spec
 
 def spec_problems(spec: Spec) -> list[Problem]:
     """Return the problems that plugins see in a spec, and in its data if its form is known without loading it."""
-    problems = [*_combiner_problems(spec), *_metric_problems(spec)]
+    problems = [*_combiner_problems(spec), *_metric_problems(spec), *_auxiliary_problems(spec)]
     problems += [*_collect(spec, "check_spec", spec), *_never_fitted(spec)]
     return problems if spec.data.info is None else problems + data_problems(spec, spec.data.info)
 
@@ -41,6 +41,17 @@ def _combiner_problems(spec: Spec) -> Iterable[Problem]:
         if {"combine", "fit_combiner"} & set(implemented_hooks(type(method))):
             what = f'"{name}" combines the members\' outputs, but so does the method "{method.name}"'
             yield Problem("ensemble.combiner", what, "remove the combiner, or use another method")
+
+
+def _auxiliary_problems(spec: Spec) -> Iterable[Problem]:
+    """Yield the auxiliary groups that methods need and the spec does not have."""
+    names = [group.name for group in spec.auxiliary_groups]
+    for method in spec.methods:
+        for name in method.auxiliary_outputs(1, spec.ensemble.members):
+            if name not in names:
+                what = f'the method "{method.name}" needs the auxiliary group "{name}", and there is none'
+                fix = f'add [[ensemble.groups]] with role = "auxiliary" and name = "{name}"'
+                yield Problem("ensemble.groups", what, fix)
 
 
 def _metric_problems(spec: Spec) -> Iterable[Problem]:

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from ensemblekit.core.losses import MSE, CrossEntropy, GaussianHinge, Loss
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.outputs import OutputLayout
 from ensemblekit.core.plugin import DataInfo, Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
+from ensemblekit.spec.entries import Group
 from ensemblekit.spec.sections import EnsembleSection, Spec
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS
@@ -40,6 +42,24 @@ TASKS: tuple[tuple[Loss, dict[str, Any]], ...] = (
     (MSE(), {"data.regression": True, "data.num_values": 1}),
 )
 """Tried in turn: a loss, and changes of the data. A method may support only one of them."""
+
+
+class WithAuxiliary(Objective):
+    """An objective that takes the members' outputs alone: those of auxiliary networks are constants."""
+
+    def output_arguments(self, outputs: Tensor, members: Tensor | None, layout: OutputLayout | None) -> dict[str, Any]:
+        arguments = super().output_arguments(outputs, members, layout)
+        sizes: dict[str, int] = {}
+        for method in self.methods:
+            sizes |= method.auxiliary_outputs(outputs.shape[-1], arguments["num_members"])
+        auxiliary = {name: self._constants(name, size, outputs) for name, size in sizes.items()}
+        return arguments | {"auxiliary": auxiliary}
+
+    @staticmethod
+    def _constants(name: str, size: int, outputs: Tensor) -> Tensor:
+        """Return random outputs (1, B, size), the same for every sample, so that samples can be reordered."""
+        values = torch.randn(size, generator=generator(0, "contract", "auxiliary", name), dtype=torch.float64)
+        return values.to(outputs.device, outputs.dtype).expand(1, outputs.shape[1], size)
 
 
 class MethodFixture(PluginContract[Method]):
@@ -101,12 +121,18 @@ class MethodFixture(PluginContract[Method]):
             # Monte-Carlo passes need a stochastic network
             "model.dropout": 0.5 if self.implemented(["passes"]) else 0.0,
         }
-        return replace(toy_spec(self.registry, changes), methods=(self.plugin,))
+        spec = replace(toy_spec(self.registry, changes), methods=(self.plugin,))
+        assert spec.data.info is not None
+        sizes = self.plugin.auxiliary_outputs(loss.num_outputs(spec.data.info), members)
+        groups = tuple(Group(1, spec.model, name, "auxiliary", size) for name, size in sizes.items())
+        if not groups:
+            return spec
+        return replace(spec, groups=(Group(members, spec.model), *groups))
 
     @cached_property
     def objective(self) -> Objective:
         """The objective of the method alone."""
-        return Objective([self.plugin], self.spec.loss)
+        return WithAuxiliary([self.plugin], self.spec.loss)
 
     def implemented(self, hooks: Iterable[str] = OBJECTIVE_HOOKS) -> list[str]:
         """Those of the named hooks that the method implements."""
