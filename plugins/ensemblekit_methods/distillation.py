@@ -74,6 +74,12 @@ class Distillation(Method):
         logits = logits.clamp_min(-(torch.finfo(logits.dtype).max ** 0.5))  # with log 0, 0 · log 0 would be nan
         return (logits / self.temperature).log_softmax(dim=-1)
 
+    def check_spec(self, spec: Spec) -> Iterable[Problem]:
+        yield from super().check_spec(spec)
+        for name in dict.fromkeys(model.name for model in spec.member_models if model.fitted):
+            what = f'"{name}" is fitted to the labels and cannot learn from a teacher'
+            yield Problem("/model", what, "use a model that learns by gradients")
+
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         yield from super().check_data(spec, info)
         num_outputs = spec.loss.num_outputs(info)
