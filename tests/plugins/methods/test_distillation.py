@@ -138,3 +138,8 @@ def test_a_loss_of_distributions_of_values_is_refused():
     tables = {**SPEC, "data": "diabetes", "ensemble": {"groups": groups}, "training": {"loss": "gaussian"}}
     with pytest.raises(SpecError, match="parameters of a distribution"):
         ek.load_spec(tables, plugins=[Gaussian])
+
+
+def test_the_objective_of_outputs_alone_says_that_a_teacher_is_missing():
+    with pytest.raises(ek.UsageError, match='needs the outputs of the auxiliary group "teacher"'):
+        ek.objective("distillation", random(2, BATCH, CLASSES), torch.zeros(BATCH, dtype=torch.int64))
