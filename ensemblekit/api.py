@@ -368,7 +368,7 @@ def distil(
         path: the directory of a finished run. The new run needs it until it has finished.
         model: the network, as for `train`.
         out: the directory of the new run. Default: runs/NAME-student-NUMBER, from the name of the run.
-        temperature: temperature of both distributions. Default: 1.
+        temperature: temperature of both distributions. Default: 2.
         labels_share: weight of the true labels beside the ensemble's distribution. Default: 0.1.
         epochs: epochs of training. Default: those of the run.
         uncertainty: whether to learn also how the members disagree: the network gets one output layer for each of them,

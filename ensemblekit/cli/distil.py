@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--temperature",
     metavar="T",
     type=click.FloatRange(min=0, min_open=True),
-    help="Temperature of both distributions. Default: 1.",
+    help="Temperature of both distributions. Default: 2.",
 )
 @click.option(
     "--labels-share",

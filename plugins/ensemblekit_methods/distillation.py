@@ -30,7 +30,7 @@ class Distillation(Method):
     formula = "(1/M) sum_i [(1 - share) l(h_i, y) + share T^2 KL(mean_j softmax(t_j / T), softmax(h_i / T))]"
 
     temperature: float = Field(
-        1.0, gt=0, description="divides the logits of teacher and members: T > 1 shows more of the unlikely classes"
+        2.0, gt=0, description="divides the logits of teacher and members: T > 1 shows more of the unlikely classes"
     )
     share: float = Field(0.9, ge=0, le=1, description="weight of the teacher's prediction; the labels have the rest")
     learn: Literal["mean", "members"] = Field(
