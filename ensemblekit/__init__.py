@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ensemblekit.api import (
         compare,
         datasets,
+        distil,
         evaluate_run,
         load,
         load_spec,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ensemblekit.formulas import build_model, decompose, draw_sample_weights, evaluate, objective
     from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.ensemble import Ensemble
+    from ensemblekit.inference.students import DistilledRun
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
@@ -79,6 +81,7 @@ __all__ = [
     "Dataset",
     "Decoding",
     "Decomposition",
+    "DistilledRun",
     "Ensemble",
     "EnsemblekitError",
     "Extension",
@@ -112,6 +115,7 @@ __all__ = [
     "datasets",
     "decompose",
     "did_you_mean",
+    "distil",
     "draw_sample_weights",
     "evaluate",
     "evaluate_run",
@@ -139,7 +143,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("compare datasets evaluate_run load load_spec methods models open_run report resume sweep train"),
+    "api": ("compare datasets distil evaluate_run load load_spec methods models open_run report resume sweep train"),
     "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
@@ -165,6 +169,7 @@ _HOMES = {
     "data.splitting": "hold_out",
     "inference.combining": "Combiner",
     "inference.ensemble": "Ensemble",
+    "inference.students": "DistilledRun",
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",
     "runs.run": "Run",

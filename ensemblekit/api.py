@@ -27,10 +27,11 @@ from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.display.sweep_table import choose_sweep_display
-from ensemblekit.inference import evaluation, loading
+from ensemblekit.inference import distillation, evaluation, loading
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
-from ensemblekit.members.python_model import NetworkLike
+from ensemblekit.inference.students import DistilledRun, distilled
+from ensemblekit.members.python_model import NetworkLike, model_table
 from ensemblekit.members.python_specs import PluginLike, registry_of, spec_of, with_data
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run, read_run
@@ -343,6 +344,68 @@ def write_report(
     """Write a report, and return what is in it; arguments as for `report`, `progress` as for `compare`."""
     target = None if output is None else Path(output)
     return writing.write_report(Path(path), target, registry_of(plugins, model), data, progress)
+
+
+def distil(
+    path: str | Path,
+    model: NetworkLike,
+    out: str | Path | None = None,
+    temperature: float | None = None,
+    labels_share: float | None = None,
+    epochs: int | None = None,
+    uncertainty: bool = False,
+    baseline: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    data: Any = None,
+    plugins: Iterable[PluginLike] = (),
+    progress: bool | Progress = True,
+) -> DistilledRun:
+    """Train one network to predict what the ensemble of a run predicts, as an ordinary run.
+
+    Its spec is that of the run, with the method "distillation" and this model.
+
+    Args:
+        path: the directory of a finished run. The new run needs it until it has finished.
+        model: the network, as for `train`.
+        out: the directory of the new run. Default: runs/NAME-student-NUMBER, from the name of the run.
+        temperature: temperature of both distributions. Default: 2.
+        labels_share: weight of the true labels beside the ensemble's distribution. Default: 0.1.
+        epochs: epochs of training. Default: those of the run.
+        uncertainty: whether to learn also how the members disagree: the network gets one output layer for each of them,
+            unless the model is a family, and is an ensemble of so many members.
+        baseline: whether to train also the same network on the labels alone, in the directory `out`-baseline.
+        overrides: values of the new spec by dotted path, such as ``{"training.batch_size": 32}``.
+        data: the same data as for `train`, if the run was started with data from Python.
+        plugins: as for `train`. Plugins of the run itself must be installed.
+        progress: as for `train`.
+
+    Returns:
+        The new run; `teacher` is the run of the ensemble, and `comparison` has the figures of both.
+
+    Raises:
+        RunError: the run has not finished, or its files are damaged.
+        UsageError: the ensemble is not the mean of its members, or has no disagreement to learn.
+        SpecError: the model is unknown or cannot take the inputs, or an override is invalid.
+        DataError: the data is missing, or not what the run was trained on.
+        PluginError: a plugin of the run is not installed.
+    """
+    registry = registry_of(plugins, model)
+    teacher = _read(RunDirectory.open(path), registry)
+    distillation.check_teacher(teacher)
+    changes = dict(overrides or {}) | ({} if epochs is None else {"training.epochs": epochs})
+    given = {"temperature": temperature, "share": None if labels_share is None else 1 - labels_share}
+    method = {key: value for key, value in given.items() if value is not None}
+    table = model_table(model, registry)
+    spec = distillation.student_spec(teacher, table, registry, method, uncertainty, changes)
+    changes_data = any(key.partition(".")[0] == "data" for key in changes)
+    spec, loaded = distillation.same_data(teacher, spec, data, only_train=changes_data)
+    with _display(progress) as display:
+        student = run_spec(spec, registry, out, [display], loaded, f"{teacher.path.absolute().name}-student")
+        other = None
+        if baseline:
+            beside = student.path.with_name(f"{student.path.name}-baseline")
+            other = run_spec(distillation.labels_spec(spec, registry), registry, beside, [display], loaded)
+    return distilled(student, teacher, other, loaded)
 
 
 def methods() -> Mapping[str, PluginInfo]:

@@ -46,8 +46,10 @@ def objective(
     Raises:
         DataError: outputs, targets or weights do not fit.
         NumericError: the objective is not finite.
+        UsageError: a method needs the outputs of auxiliary networks too.
     """
     run_objective = _objective(method, loss)
+    _refuse_auxiliary(run_objective)
     if not outputs.is_meta:
         run_objective.loss.check_values(outputs, target)
     value = run_objective(outputs, target, sample_weights)
@@ -55,6 +57,13 @@ def objective(
         run_objective.check_finite(outputs, target)
         raise NumericError("the objective is not finite", fix="scale the outputs down, or use float64")
     return value
+
+
+def _refuse_auxiliary(run_objective: Objective) -> None:
+    for method in run_objective.methods:
+        for name in method.required_groups():
+            what = f'"{method.name}" needs the outputs of the auxiliary group "{name}" beside those of the members'
+            raise UsageError(what, "objective", "train a spec with that group, or call the hooks of the method")
 
 
 def draw_sample_weights(

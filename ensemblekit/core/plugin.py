@@ -179,11 +179,11 @@ class Method(Plugin):
         """Return the name of the auxiliary group that predicts alone, such as a student; None: the members predict."""
         return None
 
-    def required_groups(self) -> Mapping[str, Literal["members", "outputs"]]:
+    def required_groups(self) -> Mapping[str, Literal["members", "outputs", "ensemble"]]:
         """Return the names of the auxiliary groups that the method needs, each with the size of its outputs.
 
-        "members": an output for each member, as a gate has; "outputs": those of a member, as a student has. Default:
-        the group that `predictor` names.
+        "members": an output for each member, as a gate has; "outputs": those of a member, as a student has;
+        "ensemble": those of any number of members, as a teacher has. Default: the group that `predictor` names.
         """
         predictor = self.predictor()
         return {} if predictor is None else {predictor: "outputs"}

@@ -83,11 +83,13 @@ def _missing_outputs(spec: Spec, info: DataInfo) -> Iterator[Problem]:
     """Yield the auxiliary groups and named outputs that methods need and the spec does not have."""
     groups = {group.name: group.outputs or spec.ensemble.members for group in spec.auxiliary_groups}
     num_outputs = spec.loss.num_outputs(info)
-    sizes = {"members": spec.ensemble.members, "outputs": num_outputs}
+    sizes = {"members": spec.ensemble.members, "outputs": num_outputs, "ensemble": num_outputs}
     named = {*spec.loss.slices(num_outputs), *spec.member_models[0].extra_outputs(info.input_shape)}
     for method in spec.methods:
         for name, kind in method.required_groups().items():
-            if groups.get(name) != sizes[kind]:
+            # any multiple of a member's outputs can be those of an ensemble
+            fits = groups[name] % num_outputs == 0 if kind == "ensemble" and name in groups else False
+            if not fits and groups.get(name) != sizes[kind]:
                 what = f'"{method.name}" needs an auxiliary group "{name}" with {sizes[kind]} outputs'
                 got = f"; it has {groups[name]}" if name in groups else ", and there is none"
                 fix = f'[[ensemble.groups]] with role = "auxiliary", name = "{name}", outputs = {sizes[kind]}'

@@ -117,7 +117,8 @@ class MethodFixture(PluginContract[Method]):
         """The spec with the auxiliary groups and the named outputs that the method needs."""
         assert spec.data.info is not None
         num_outputs = spec.loss.num_outputs(spec.data.info)
-        sizes = {"members": spec.ensemble.members, "outputs": num_outputs}
+        members = spec.ensemble.members
+        sizes = {"members": members, "outputs": num_outputs, "ensemble": members * num_outputs}
         groups = [
             Group(1, ToyNetwork(), name, "auxiliary", sizes[size])
             for name, size in self.plugin.required_groups().items()

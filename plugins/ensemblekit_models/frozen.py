@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
@@ -21,10 +22,12 @@ PREPARING = {"size", "crop_size", "normalise"}
 
 
 class Frozen(Model):
-    """A trained member of another run, which does not learn any more."""
+    """A trained member of another run, or all of its members, which do not learn any more."""
 
     run: Path = Field(description="directory of the other run, which must have finished")
-    member: int = Field(0, ge=0, description="index of the member in that run")
+    member: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
+        0, description='index of the member in that run; "all", for auxiliary networks: the outputs of all members'
+    )
 
     _opened: Run | None = PrivateAttr(None)
 
@@ -46,9 +49,12 @@ class Frozen(Model):
         if other.status != "finished":
             fix = f"finish it first: ensemblekit resume {self.run}"
             yield Problem("run", f"the run {self.run.absolute()} is {other.status}, not finished", fix)
-        elif self.member >= len(other.members):
+        elif self.member != "all" and self.member >= len(other.members):
             what = f"{self.member}, but the run {self.run.absolute()} has {len(other.members)} members"
             yield Problem("member", what, f"use 0 to {len(other.members) - 1}")
+        if self.member == "all" and any(model.key == self.key for model in spec.member_models):
+            fix = 'name one of them by its index, or use role = "auxiliary"'
+            yield Problem("member", "a member is one network, not all members of another run", fix)
         if other.spec.loss.takes != spec.loss.takes:
             yield self._other_loss(other.spec, spec)
         yield from self._data_problems(other.spec, spec)
@@ -88,12 +94,29 @@ class Frozen(Model):
         if theirs != info:
             what = f'{self.run} is for {theirs.form}, but "{spec.data.name}" has {info.form}'
             yield Problem("run", what, "use a run on data of the same form")
+        elif self.member == "all":
+            yield from self._size_problems(spec, theirs)
+
+    def _size_problems(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        """Yield why an auxiliary network cannot have the outputs of all members."""
+        size = len(self._other().members) * spec.loss.num_outputs(info)
+        for group in spec.auxiliary_groups:
+            outputs = group.outputs or spec.ensemble.members
+            if group.model.key == self.key and outputs != size:
+                what = (
+                    f'{outputs} outputs of the group "{group.name}", but the members of {self.run} have {size} in all'
+                )
+                yield Problem("/ensemble.groups", what, f"set outputs = {size}")
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         try:
-            network = self._ensemble().members[self.member]
+            ensemble = self._ensemble()
+            if self.member == "all":
+                return FrozenNetwork(SideBySide(ensemble.members, ensemble.loss.num_outputs(ensemble.info)))
+            network = ensemble.members[self.member]
         except EnsemblekitError as error:
-            what = f"a member is the member {self.member} of another run, which cannot be loaded: {error.what}"
+            members = "all members" if self.member == "all" else f"the member {self.member}"
+            what = f"a network is {members} of another run, which cannot be loaded: {error.what}"
             fix = f"put the run back to {self.run.absolute()}: its networks are needed whenever this member is loaded"
             raise type(error)(what, str(self.run.absolute()), fix, path=str(self.run.absolute())) from error
         return FrozenNetwork(network)
@@ -114,6 +137,24 @@ class Frozen(Model):
     def _ensemble(self) -> Ensemble:
         """Load the other ensemble anew, so that no two members share weights."""
         return load(self.run)
+
+
+class SideBySide(nn.Module):
+    """Networks whose predictions (B, C) become one output (B, M · C), that of the first member first.
+
+    Args:
+        networks: those of the members; a family computes several.
+        num_outputs: columns of a prediction, C; what networks give beside it is left out.
+    """
+
+    def __init__(self, networks: nn.ModuleList, num_outputs: int) -> None:
+        super().__init__()
+        self.networks, self.num_outputs = networks, num_outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = [network(inputs)[..., : self.num_outputs] for network in self.networks]
+        # (K, B, C) of a family
+        return torch.cat([each if each.ndim == 2 else each.movedim(0, 1).flatten(1) for each in outputs], dim=1)
 
 
 class FrozenNetwork(nn.Module):

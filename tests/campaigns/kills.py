@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import ensemblekit as ek
+from helpers.plain_methods import plain_methods
+
 from campaigns.forked import Outcome, run
 
 ENGINES = ("sequential", "threaded", "stacked")
 VARIANTS: dict[str, str] = {
-    **{name: f'"{name}"' for name in sorted(ek.methods())},
+    **{name: f'"{name}"' for name in plain_methods()},
     "gncl exact": '{name = "gncl", mode = "exact", lambda = 0.1}',
     "boosting stagewise": '{name = "boosting", schedule = "stagewise"}',
     "snapshot": '{name = "snapshot", at_epochs = [2, 4]}',

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.extending_plugins import CASES, PLUGINS
+from helpers.plain_methods import plain_methods
 from torch import Tensor
 
-import ensemblekit as ek
 from ensemblekit.members.python_specs import registry_of
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.spec.reader import load_spec
@@ -19,7 +19,7 @@ from ensemblekit.training.trainer import Trainer
 
 READERS = ("item", "cpu", "numpy", "tolist", "__bool__", "__float__", "__int__")
 METHODS = [
-    *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
+    *({"name": name} for name in sorted(set(plain_methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
     {"name": "boosting", "schedule": "stagewise"},
     {"name": "snapshot", "at_epochs": [1]},

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from helpers.places import ROOT, TOY_PLUGINS
+from helpers.plain_methods import plain_methods
 from helpers.run_edits import edit_spec
 from helpers.small_runs import Crash, CrashAfter, CrashOnSave, assert_same_run
 from safetensors.torch import load_file
@@ -22,7 +23,7 @@ from ensemblekit.spec.sections import ENGINES
 from ensemblekit.training.trainer import Trainer
 
 METHODS = [
-    *({"name": name} for name in sorted(set(ek.methods()) - {"snapshot", "fast_geometric"})),
+    *({"name": name} for name in sorted(set(plain_methods()) - {"snapshot", "fast_geometric"})),
     {"name": "gncl", "mode": "exact"},
     {"name": "gncl", "mode": "bounded"},
     {"name": "fast_geometric", "cycles": 3},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.plain_methods import plain_methods
 
 import ensemblekit as ek
 
@@ -80,7 +81,7 @@ def test_soft_boosting_of_the_squared_error_is_boosting_whose_earlier_members_lo
 
 
 # its first member fits the slope of the loss at zero, and it is no network's loss
-@pytest.mark.parametrize("name", sorted(set(ek.methods()) - {"soft_boosting"}))
+@pytest.mark.parametrize("name", sorted(set(plain_methods()) - {"soft_boosting"}))
 def test_a_single_member_is_a_single_network(name):
     single = OUTPUTS[:1]
     loss = "mse" if name == "ncl" else "cross_entropy"
