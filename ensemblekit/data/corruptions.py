@@ -95,11 +95,11 @@ def _pixelate(images: Tensor, factor: float, random: Generator) -> Tensor:
 def _pixel_matrix(size: int, blocks: int) -> Tensor:
     """Weights (size, size) that average the pixels of each of so many blocks and give each pixel its block's mean."""
     length = size / blocks
-    starts, pixels = torch.arange(blocks, dtype=torch.float64) * length, torch.arange(size, dtype=torch.float64)
-    overlap = torch.minimum(pixels + 1, starts[:, None] + length) - torch.maximum(pixels, starts[:, None])
-    shrink = overlap.clamp_min(0) / length
-    block_of = ((pixels + 0.5) / length).long()
-    return shrink[block_of].float()
+    starts, centres = length * torch.arange(blocks)[:, None].double(), torch.arange(size).double() + 0.5
+    # as Pillow's box filter: a pixel belongs to the block that its centre is in, and counts fully
+    is_inside = ((centres > starts) & (centres <= starts + length)).double()
+    means = is_inside / is_inside.sum(dim=1, keepdim=True)
+    return means[(centres / length).long()].float()
 
 
 def _jpeg(images: Tensor, quality: float, random: Generator) -> Tensor:
