@@ -23,6 +23,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from ensemblekit.cli import main as command_line
+from ensemblekit.data.corruptions import CORRUPTIONS, MAX_SMALL_SIDE
 
 DOCS = Path(__file__).parent
 PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
@@ -186,6 +187,16 @@ def recipe(name: str) -> str:
     return f"### {title}\n\n{text}\n\n[`{file.name}`](cookbook/{file.name}):\n\n```python\n{code}\n```"
 
 
+def corruptions() -> str:
+    """A table of the corruptions of images and their parameters."""
+    rows = []
+    for name, corruption in CORRUPTIONS.items():
+        values = [", ".join(f"{value:g}" for value in group) for group in (corruption.small, corruption.large)]
+        rows.append((f"`{name}`", corruption.parameter, *values))
+    small = f"severities 1 to 5, images up to {MAX_SMALL_SIDE} pixels"
+    return table(("corruption", "parameter", small, "larger images"), rows)
+
+
 def dependencies() -> str:
     """The names of the packages in each extra."""
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
@@ -196,7 +207,7 @@ def dependencies() -> str:
     return table(("extra", "packages"), rows)
 
 
-_ALL = (plugin, plugins, shared_parameters, section, choices, commands, hooks, recipe, dependencies)
+_ALL = (plugin, plugins, shared_parameters, section, choices, commands, hooks, recipe, corruptions, dependencies)
 GENERATORS: dict[str, Callable[..., str]] = {function.__name__: function for function in _ALL}
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Prepared,
         Splits,
     )
+    from ensemblekit.core.ranking import auroc, average_precision
     from ensemblekit.core.seeds import generator
     from ensemblekit.core.weights import fit_weights
     from ensemblekit.data.augmentation import Augmentations
@@ -108,6 +109,8 @@ __all__ = [
     "TargetScaling",
     "UsageError",
     "atomic_write",
+    "auroc",
+    "average_precision",
     "build_model",
     "cache_directory",
     "compare",
@@ -157,6 +160,7 @@ _HOMES = {
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
     "core.metrics": "Metric",
     "core.plugin": "Combination DataInfo Dataset Extension Family Method Model Prepared Splits",
+    "core.ranking": "auroc average_precision",
     "core.seeds": "generator",
     "core.weights": "fit_weights",
     "data.augmentation": "Augmentations",

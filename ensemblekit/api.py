@@ -23,11 +23,12 @@ from ensemblekit.analysis.search_space import read_space
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweeping import SweepRequest
 from ensemblekit.analysis.sweeps import Sweep
+from ensemblekit.core.errors import UsageError
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.display.sweep_table import choose_sweep_display
-from ensemblekit.inference import distillation, evaluation, loading
+from ensemblekit.inference import corruption, distillation, evaluation, loading, out_of_distribution
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.students import DistilledRun, distilled
@@ -190,6 +191,10 @@ def evaluate_run(
     model: NetworkLike | None = None,
     device: str | torch.device = "cpu",
     per_class: bool = False,
+    ood: Any = None,
+    corrupt: bool | str | Sequence[str] = False,
+    severities: Sequence[int] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Compute the metrics of a run's ensemble on its test data.
 
@@ -204,6 +209,14 @@ def evaluate_run(
         device: where to compute, as for `load`.
         per_class: whether to add `classes`, a list with name, count, recall, precision and most frequent confusion of
             each class, and `confusion`, the numbers of samples by true class (row) and predicted class (column).
+        ood: out-of-distribution data with inputs of the same shape, to add how well the ensemble's uncertainty tells
+            it from the run's own test data (`ood_auroc_entropy` …): the name or the table of a data set, whose test
+            split is used; the path of a folder of images or of a file that `predict` takes; or Python data: inputs,
+            a pair (X, y) or a data set. Targets are not used.
+        corrupt: add metrics under standard corruptions of the test images (`corrupt_accuracy` …): True for all, or
+            the names of some.
+        severities: of the corruptions, from 1 to 5. Default: all.
+        progress: called with the number of corruptions that were evaluated and the number of all.
 
     Returns:
         The metrics by name.
@@ -211,10 +224,27 @@ def evaluate_run(
     Raises:
         DataError: the data cannot be read or does not fit.
         NumericError: outputs of the ensemble are not finite.
+        UsageError: `data` and `ood` are both given; the inputs are not images, but are to be corrupted.
     """
+    if corrupt:
+        corruption.check_corruptions(corrupt, severities)  # before anything slow
     registry = registry_of(plugins, model)
     ensemble = loading.load_ensemble(Path(path), registry, device)
-    return evaluation.evaluate_on(ensemble, evaluation.evaluation_data(ensemble, Path(path), data, registry), per_class)
+    found: dict[str, Any] = {}
+    if ood is not None:
+        if data is not None:
+            what = "other data is always compared with the run's own test data"
+            raise UsageError(what, "data and ood", "give only one of them")
+        loader = RunLoader(RunDirectory.open(path), registry)
+        found = out_of_distribution.evaluate_ood(ensemble, loader, ood, per_class)
+        if not corrupt:
+            return found
+    loaded = evaluation.evaluation_data(ensemble, Path(path), data, registry)
+    evaluated = evaluation.evaluate_on(ensemble, loaded, per_class)
+    if corrupt:
+        evaluated |= corruption.evaluate_corrupted(ensemble, loaded, corrupt, severities, progress)
+    evaluated |= {name: value for name, value in found.items() if name not in evaluated}
+    return evaluated
 
 
 def sweep(

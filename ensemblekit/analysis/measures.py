@@ -213,6 +213,7 @@ MEASURES: Mapping[str, Measure] = _Measures(
         "nll": Measure("NLL", False, "", _mean("nll")),
         "ece": Measure("ECE", False, "", _calibration),
         "brier": Measure("Brier", False, "", _mean("brier")),
+        "aurc": Measure("AURC", False),
         "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
         "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
         "oracle_accuracy": Measure(
@@ -232,9 +233,13 @@ MEASURES: Mapping[str, Measure] = _Measures(
 """Every built-in measure that a comparison can show, by name, in the order of its columns."""
 
 
-def plugin_metrics(run: Run) -> dict[str, float]:
-    """Return the final test metrics of a run that come from plugins, by name."""
-    final = {metric.name: run.metrics.get(f"test_{metric.name}") for metric in run.spec.known_metrics}
+def final_metrics(run: Run) -> dict[str, float]:
+    """Return final test metrics of a run that are not computed from quantities of samples: AURC and those of plugins.
+
+    Runs of older versions have no AURC.
+    """
+    names = ("aurc", *(metric.name for metric in run.spec.known_metrics))
+    final = {name: run.metrics.get(f"test_{name}") for name in names}
     return {name: float(value) for name, value in final.items() if value is not None}
 
 

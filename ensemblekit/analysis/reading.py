@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ensemblekit.analysis.comparison import RunFacts
 from ensemblekit.analysis.groups import flatten
-from ensemblekit.analysis.measures import plugin_metrics, recorded_measures, sample_quantities, statistics_of
+from ensemblekit.analysis.measures import final_metrics, recorded_measures, sample_quantities, statistics_of
 from ensemblekit.analysis.sweeps import SWEEP_FILE, open_sweep
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError, UsageError, one_line
 
@@ -131,7 +131,7 @@ def _read(run: Run) -> tuple[RunFacts, TestData]:
         raise RunError(f"the run has not finished ({run.status})", str(run.path), f"ensemblekit resume {run.path}")
     kept = run.outputs("test")
     statistics = statistics_of(sample_quantities(kept, run.combiner()))
-    values = {name: statistic.value() for name, statistic in statistics.items()} | plugin_metrics(run)
+    values = {name: statistic.value() for name, statistic in statistics.items()} | final_metrics(run)
     values |= recorded_measures(run)
     directions = {metric.name: metric.higher_is_better for metric in run.spec.known_metrics}
     facts = RunFacts(run.path, run.spec.seed, flatten(run.spec.to_dict()), values, statistics, directions)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ensemblekit.cli.completion import complete_directory
-from ensemblekit.cli.options import json_option, plugin_option, writing_to
+from ensemblekit.cli.options import counting_progress, json_option, plugin_option, writing_to
 from ensemblekit.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def compare(
 
     if plot is not None:
         check_figure_file(plot)
-    with reading_progress() as progress:
+    with counting_progress("reading runs") as progress:
         comparison = api.compare(paths, by=by, plugins=plugin_files, progress=progress)
     if plot is not None:
         names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
@@ -117,22 +116,6 @@ def _print(comparison: Comparison, form: str, plot: Path | None) -> None:
         print_comparison(comparison, printer)
         if plot is not None:
             printer.text(f"figure: {plot}")
-
-
-@contextmanager
-def reading_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal how many runs were read."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("reading runs"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as display:
-        task = display.add_task("")
-        yield lambda done, total: display.update(task, completed=done, total=total)
 
 
 COMMANDS = {"Look at results": (compare,)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,22 @@ spec_argument = click.argument(
 run_argument = click.argument(
     "run_path", metavar="RUN", type=click.Path(path_type=Path), shell_complete=complete_directory
 )
+
+
+@contextmanager
+def counting_progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows on a terminal how many of how many are done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as display:
+        task = display.add_task("")
+        yield lambda done, total: display.update(task, completed=done, total=total)
 
 
 @contextmanager

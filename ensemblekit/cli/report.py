@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from ensemblekit.cli.compare import reading_progress
 from ensemblekit.cli.completion import complete_directory
-from ensemblekit.cli.options import json_option, plugin_option
+from ensemblekit.cli.options import counting_progress, json_option, plugin_option
 
 
 @click.command()
@@ -34,7 +33,7 @@ def report(path: Path, output: Path | None, open_page: bool, plugin_files: Seque
     from ensemblekit import api
     from ensemblekit.display.console import Printer
 
-    with reading_progress() as progress:
+    with counting_progress("reading runs") as progress:
         written = api.write_report(path, output, plugin_files, progress=progress)
     printer = Printer()
     if as_json:

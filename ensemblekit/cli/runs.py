@@ -14,6 +14,7 @@ import click
 
 from ensemblekit.cli.completion import complete_dataset, complete_device, complete_directory
 from ensemblekit.cli.options import (
+    counting_progress,
     inference_device_option,
     json_option,
     plugin_option,
@@ -22,7 +23,8 @@ from ensemblekit.cli.options import (
     set_option,
     spec_argument,
 )
-from ensemblekit.core.errors import DataError, UsageError
+from ensemblekit.cli.robustness import parse_data, print_robustness, robustness_options
+from ensemblekit.core.errors import DataError
 from ensemblekit.core.streams import report
 from ensemblekit.training.interruption import stop_requests
 
@@ -164,34 +166,71 @@ def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
     help="Use other data with inputs and outputs of the same shape: the name of a data set, a TOML table { name = … }, "
     "or, for a run on a table, a file with the same columns.",
 )
+@click.option(
+    "--ood",
+    metavar="NAME|TABLE|PATH",
+    shell_complete=complete_dataset,
+    help="Show how well the uncertainty tells this data from the run's own test data: the name of a data set, a TOML "
+    "table { name = … }, a folder of images, or a file that predict takes.",
+)
+@click.option(
+    "--corrupt",
+    metavar="[NAMES]",
+    is_flag=False,
+    flag_value="all",
+    help="Show the metrics on corrupted test images: all corruptions, or those named, separated by commas: "
+    "gaussian_noise, shot_noise, impulse_noise, gaussian_blur, brightness, contrast, pixelate, jpeg. Give RUN first.",
+)
+@click.option("--severities", metavar="LIST", help="Severities of --corrupt, for example 1,3,5. Default: 1,2,3,4,5.")
 @inference_device_option
 @click.option("--per-class", is_flag=True, help="Add the classes and their confusion matrix to --json.")
 @plugin_option
 @json_option
 def evaluate(
-    run_path: Path, data: str | None, device: str, per_class: bool, plugin_files: Sequence[str], as_json: bool
+    run_path: Path,
+    data: str | None,
+    ood: str | None,
+    corrupt: str | None,
+    severities: str | None,
+    device: str,
+    per_class: bool,
+    plugin_files: Sequence[str],
+    as_json: bool,
 ) -> None:
     """Show every metric of a run on its test data.
 
     Accuracy or error, calibration, the members and their diversity; for classes also recall, precision and what each
     class is taken for. --json prints the metrics as one flat object; a metric without a value is null.
+
+    With --ood: AUROC, AUPR and false positive rate at 95 % true positives of each measure of uncertainty, where the
+    samples of the other data are the positive ones. With --corrupt: accuracy, NLL and ECE by corruption and severity.
+
+    \b
+    ensemblekit evaluate runs/digits-1 --ood photos/
+    ensemblekit evaluate runs/digits-1 --corrupt gaussian_noise,jpeg --severities 1,3,5
     """
     from ensemblekit import api
     from ensemblekit.display.console import Printer
 
-    other = None if data is None else _parse_data(data)
+    other = None if data is None else parse_data(data, "--data")
+    options = robustness_options(ood, corrupt, severities)
     with (
         _training_files("put the file back at that path, or give it with --data FILE")
-        if data is None
-        else nullcontext()
+        if data is None and ood is None
+        else nullcontext(),
+        counting_progress("corruptions") if corrupt else nullcontext() as progress,
     ):
-        metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True)
+        if progress is not None:
+            options["progress"] = progress
+        metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True, **options)
     details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
     if as_json:
         flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
         Printer().json({**flat, **(details if per_class else {})})
-        return
-    _print_evaluation(_evaluated(metrics, other), metrics, details)
+    elif options:
+        print_robustness(_evaluated(metrics, other), metrics, ood, corrupt is not None)
+    else:
+        _print_evaluation(_evaluated(metrics, other), metrics, details, run_path)
 
 
 def _evaluated(metrics: Mapping[str, Any], data: Any) -> str:
@@ -208,10 +247,11 @@ def _evaluated(metrics: Mapping[str, Any], data: Any) -> str:
     return f"{count} test sample{'s' * (metrics.num_samples != 1)} of {name or metrics.trained_on}"
 
 
-def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Mapping[str, Any]) -> None:
-    """Print which data was evaluated, the metrics, the decomposition of the loss, and a table of the classes."""
+def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Mapping[str, Any], run_path: Path) -> None:
+    """Print which data was evaluated, its metrics, the decomposition of the loss, the classes, and what to do next."""
     from ensemblekit.display.confusion import print_classes
     from ensemblekit.display.console import Printer
+    from ensemblekit.display.robustness import print_next_steps
     from ensemblekit.display.summary import decomposition_line, metric_rows
 
     printer = Printer()
@@ -224,17 +264,8 @@ def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Map
         printer.text(line)
     if details:
         print_classes(printer, details["classes"], details["confusion"])
-
-
-def _parse_data(text: str) -> Any:
-    """The value of --data, parsed as the values of --set are."""
-    from ensemblekit.spec.tables import parse_override
-
-    try:
-        return parse_override(f"data={text}")[1]
-    except UsageError as error:
-        fix = 'write a name, or a table: {name="image_folder", path="…"}'
-        raise UsageError(f'"{text}" is neither a name nor a TOML table', "--data", fix) from error
+    if evaluated:
+        print_next_steps(printer, run_path, metrics)
 
 
 @click.command()
@@ -255,6 +286,12 @@ def _parse_data(text: str) -> Any:
 )
 @click.option("--probabilities", is_flag=True, help="Add the probability of every class: probability[NAME].")
 @click.option("--members", is_flag=True, help="Add what each member predicts: member_class[0] … or member_value[0] …")
+@click.option(
+    "--abstain-above",
+    metavar="X",
+    type=float,
+    help='Write "abstained" instead of the class where 1 - probability is above X (0 to 1).',
+)
 @inference_device_option
 @plugin_option
 def predict(
@@ -265,6 +302,7 @@ def predict(
     output: Path | None,
     probabilities: bool,
     members: bool,
+    abstain_above: float | None,
     device: str,
     plugin_files: Sequence[str],
 ) -> None:
@@ -283,20 +321,29 @@ def predict(
     Files that cannot be read are listed at the end, with exit code 3; the others are predicted.
     """
     from ensemblekit import api
+    from ensemblekit.inference.abstention import abstaining, check_abstention, num_abstained
     from ensemblekit.inference.files import opened
     from ensemblekit.inference.prediction import extensions, predictions
     from ensemblekit.inference.writing import choose_format, writer_to
 
     chosen = choose_format("json" if as_json and file_format is None else file_format, output)
     ensemble = api.load(run_path, plugins=plugin_files, device=device)
+    if abstain_above is not None:
+        check_abstention(ensemble, abstain_above)
+    abstained = total = 0
     with opened(files, extensions(ensemble)) as (found, failures):
         num_files = len(found) + len(failures)
         batches = predictions(ensemble, found, failures, probabilities, members)
+        if abstain_above is not None:
+            batches = abstaining(batches, abstain_above)
         first = next(batches, None)
         if first is not None:
             with writer_to(output, chosen) as writer:
                 for batch in chain([first], batches):
                     writer.write([prediction.to_dict() for prediction in batch])
+                    abstained, total = abstained + num_abstained(batch), total + len(batch)
+    if abstain_above is not None and total:
+        report(f"note: abstained from {abstained:,} of {total:,} predictions")
     if failures:
         raise _failed(failures, num_files)
 

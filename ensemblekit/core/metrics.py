@@ -14,6 +14,7 @@ from ensemblekit.core.decomposition import decompose
 from ensemblekit.core.errors import NumericError, PluginError, Problem
 from ensemblekit.core.losses import Loss, pick
 from ensemblekit.core.plugin import DataInfo, Plugin, Task
+from ensemblekit.core.selective_prediction import RiskCoverage
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
@@ -30,6 +31,9 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
         "prediction_entropy",
         "entropy",
         "aleatoric_entropy",
+        "aurc",
+        "coverage_at_5_risk",
+        "risk_at_80_coverage",
         "mse",
         "rmse",
         "mae",
@@ -63,7 +67,7 @@ class Metric(Plugin):
     """Whether comparisons count a higher value as better; None: neither is."""
 
     @abstractmethod
-    def compute(self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss) -> Tensor | float:
+    def compute(self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss) -> Tensor | float | None:
         """Compute the metric on all samples of a split.
 
         Args:
@@ -74,7 +78,7 @@ class Metric(Plugin):
                 in the original units.
 
         Returns:
-            A finite number.
+            A finite number; None if the metric is not defined for these samples, which leaves it out.
         """
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
@@ -139,7 +143,10 @@ def evaluate(
     if extra and restore is not None:
         outputs, combined = loss.rescale(outputs, restore), loss.rescale(combined, restore)
         target = restore(target.reshape(len(target), -1))
-    metrics |= {metric.name: _extra_value(metric, outputs, combined, target, loss) for metric in extra}
+    for metric in extra:
+        value = metric.compute(outputs, combined, target, loss)
+        if value is not None:
+            metrics[metric.name] = _checked(metric, value)
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -160,8 +167,8 @@ def _decomposition(outputs: Tensor, target: Tensor, loss: Loss) -> dict[str, Ten
     return terms
 
 
-def _extra_value(metric: Metric, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss) -> Tensor:
-    value = metric.compute(outputs, combined, target, loss)
+def _checked(metric: Metric, value: Tensor | float) -> Tensor:
+    """Return what a metric has computed; an error if it is not one finite number."""
     number = torch.as_tensor(value, dtype=torch.float64)
     if number.ndim:
         what = f"compute() returned a tensor of shape {tuple(number.shape)}"
@@ -208,8 +215,10 @@ def classification_metrics(outputs: Tensor, combined: Tensor, classes: Tensor, l
     uncertain = uncertainty(loss.probabilities(member.double()) for member in outputs)
     correct = predictions == classes
     member_accuracy = correct.double().mean(dim=1)
+    predicted = probabilities.argmax(dim=-1)
+    selective = RiskCoverage.of(probabilities.amax(dim=-1), predicted != classes)
     return {
-        "accuracy": (probabilities.argmax(dim=-1) == classes).double().mean(),
+        "accuracy": (predicted == classes).double().mean(),
         "nll": -pick(loss.log_probabilities(combined), classes).mean(),
         "ece": calibration_error(probabilities, classes),
         "brier": brier_score(probabilities, classes),
@@ -222,6 +231,9 @@ def classification_metrics(outputs: Tensor, combined: Tensor, classes: Tensor, l
         "entropy": uncertain.entropy.mean(),
         "aleatoric_entropy": uncertain.aleatoric_entropy.mean(),
         "mutual_information": uncertain.mutual_information.mean(),
+        "aurc": selective.area,
+        "coverage_at_5_risk": selective.coverage_at(0.05),
+        "risk_at_80_coverage": selective.risk_at(0.8),
     }
 
 

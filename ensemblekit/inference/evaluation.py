@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ensemblekit.spec.reader import build_plugin
 
 def evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registry) -> Data:
     """Load the data that the ensemble of a run is evaluated on."""
-    if isinstance(data, Path) or (isinstance(data, str) and _is_file(data, registry)):
+    if isinstance(data, Path) or (isinstance(data, str) and is_path(data, registry)):
         return data_of_file(ensemble, Path(data))
     if data is not None and not isinstance(data, str | Mapping):
         return python_data(ensemble, split_parts(data)[-1])
@@ -40,8 +40,8 @@ def evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registr
     return loaded
 
 
-def _is_file(data: str, registry: Registry) -> bool:
-    """Whether a text is the path of a file rather than the name of a data set."""
+def is_path(data: str, registry: Registry) -> bool:
+    """Whether a text is the path of a file or a folder rather than the name of a data set."""
     return data not in registry.plugins("dataset") and ("." in data or "/" in data or Path(data).exists())
 
 
@@ -87,21 +87,25 @@ def python_data(ensemble: Ensemble, part: Any) -> Data:
     return Data(ensemble.info, ensemble.classes, split, None, split)
 
 
-def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Evaluation:
+def evaluate_on(
+    ensemble: Ensemble, data: Data, per_class: bool = False, inputs: Iterable[Tensor] | None = None
+) -> Evaluation:
     """Compute the metrics of an ensemble on the test split of data.
 
     Args:
         ensemble: the trained ensemble.
         data: with inputs and outputs like the ensemble's; real targets in any units.
         per_class: whether to add `classes` and `confusion`, if the task is classification.
+        inputs: batches of network inputs in place of those of the test split, in the order of its samples.
 
     Raises:
         NumericError: an output is not finite.
     """
     split = data.test.to(ensemble.device)
     with torch.no_grad():
-        batches = split.batches(ensemble.spec.training.batch_size)
-        networks = torch.cat([ensemble.network_outputs(batch.inputs) for batch in batches], dim=1)
+        if inputs is None:
+            inputs = (batch.inputs for batch in split.batches(ensemble.spec.training.batch_size))
+        networks = torch.cat([ensemble.network_outputs(batch) for batch in inputs], dim=1)
         outputs = ensemble.predictions_of(networks)
         check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
         combined = ensemble.combine_networks(networks)
@@ -110,7 +114,7 @@ def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Eval
     found = evaluate(outputs, targets, ensemble.loss, combined, restore, ensemble.spec.known_metrics)
     metrics: dict[str, Any] = flat_metrics(found)
     if per_class and ensemble.info.task == "classification":
-        metrics |= _by_class(ensemble, combined, targets)
+        metrics |= by_class(ensemble, combined, targets)
     return Evaluation(metrics, len(targets), ensemble.spec.data.name)
 
 
@@ -124,7 +128,8 @@ def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
     return targets.to(ensemble.dtype)
 
 
-def _by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
+def by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Return `classes` and `confusion` for the ensemble's outputs (N, C) and class indices (N,)."""
     probabilities = ensemble.loss.probabilities(combined)
     classes = (targets.flatten() > 0).long() if ensemble.loss.takes == "margins" else targets
     confusion = confusion_matrix(probabilities.argmax(dim=-1), classes, probabilities.shape[-1]).cpu()

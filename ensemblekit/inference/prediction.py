@@ -82,10 +82,8 @@ def predictions(
     Raises:
         NumericError: an output is not finite.
     """
-    transform = ensemble.transform
-    reader = _read_tables if transform is None else partial(_read_images, transform=transform)
     ensemble.eval()
-    for locations, inputs in reader(files, ensemble=ensemble, failures=failures):
+    for locations, inputs in input_batches(ensemble, files, failures):
         with torch.inference_mode():
             outputs = ensemble.network_outputs(inputs).cpu()
             outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
@@ -107,6 +105,13 @@ def format_predictions(predictions: Sequence[Prediction], file_format: Literal["
 Location = tuple[str, int | None]
 """The name of a file, and the row of a table."""
 Batches = Iterator[tuple[list[Location], Tensor]]
+
+
+def input_batches(ensemble: Ensemble, files: Sequence[InputFile], failures: list[DataError]) -> Batches:
+    """Yield the inputs (B, *input_shape) of files, a batch at a time; errors of files are added to `failures`."""
+    transform = ensemble.transform
+    reader = _read_tables if transform is None else partial(_read_images, transform=transform)
+    return reader(files, ensemble=ensemble, failures=failures)
 
 
 def _place(locations: Sequence[Location], index: int) -> str:

@@ -8,7 +8,7 @@ import torch
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
-from ensemblekit.analysis.report.calibration import reliability, risk_coverage, uncertainty_histogram
+from ensemblekit.analysis.report.calibration import reliability, uncertainty_histogram
 from ensemblekit.analysis.report.classes import frequent_confusions
 from ensemblekit.analysis.report.curves import curves, decomposition_chart, learning_charts, thinned
 from ensemblekit.analysis.report.members import accuracy_margins, error_correlation, pairwise_disagreement
@@ -19,6 +19,7 @@ from ensemblekit.analysis.report.sizes import chosen_sizes, member_orders, size_
 from ensemblekit.core.confusion import confusion_matrix
 from ensemblekit.core.losses import CrossEntropy
 from ensemblekit.core.metrics import calibration_error, disagreement, uncertainty
+from ensemblekit.core.selective_prediction import RiskCoverage
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +56,20 @@ def test_confidence_above_accuracy_is_over_confident():
 
 
 def test_risk_is_the_error_among_the_most_confident(predictions):
-    curve = risk_coverage(predictions.confidence, predictions.correct)
+    curve = RiskCoverage.of(predictions.confidence, ~predictions.correct)
     order = np.argsort(-predictions.confidence.numpy(), kind="stable")
     wrong = 1 - predictions.correct.numpy().astype(float)[order]
     risks = [wrong[: kept + 1].mean() for kept in range(400)]
     assert curve.risk.tolist() == pytest.approx(risks)
-    assert curve.aurc == pytest.approx(np.mean(risks))
-    assert curve.at(1) == pytest.approx(1 - float(predictions.correct.double().mean()))
-    assert curve.at(0.5) == pytest.approx(risks[199])
+    assert float(curve.area) == pytest.approx(np.mean(risks))
+    assert float(curve.risk_at(1)) == pytest.approx(1 - float(predictions.correct.double().mean()))
+    assert float(curve.risk_at(0.5)) == pytest.approx(risks[199])
 
 
 def test_samples_of_equal_confidence_count_with_their_mean_error_in_any_order():
     confidence = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.5])
     curves = [
-        risk_coverage(confidence, torch.tensor(correct, dtype=torch.bool)).risk.tolist()
+        RiskCoverage.of(confidence, ~torch.tensor(correct, dtype=torch.bool)).risk.tolist()
         for correct in ([1, 1, 0, 0, 1], [1, 0, 0, 1, 1])
     ]
     assert curves[0] == pytest.approx(curves[1])

@@ -11,6 +11,7 @@ from torch import Tensor
 from ensemblekit.analysis.report import drawing
 from ensemblekit.analysis.report.charts import Chart, DataTable, number, percent
 from ensemblekit.core.metrics import ECE_BINS
+from ensemblekit.core.selective_prediction import RiskCoverage
 
 COVERAGES = 50
 """Points of a drawn risk–coverage curve."""
@@ -55,36 +56,6 @@ def reliability(confidence: Tensor, correct: Tensor, bins: int = ECE_BINS) -> Re
 
 def _ratio(total: float, count: int) -> float | None:
     return total / count if count else None
-
-
-@dataclass(frozen=True)
-class RiskCoverage:
-    """The error among the most confident samples, for every share of samples that is kept."""
-
-    coverage: Tensor
-    """1/N … 1, (N,)."""
-    risk: Tensor
-    """Error among the samples kept, (N,)."""
-
-    @property
-    def aurc(self) -> float:
-        """The area under the curve: the mean of the risks."""
-        return float(self.risk.mean())
-
-    def at(self, coverage: float) -> float:
-        """Return the risk if this share of the samples is kept, at least one."""
-        return float(self.risk[max(1, round(coverage * len(self.risk))) - 1])
-
-
-def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
-    """Compute the curve; samples of equal confidence (N,) count with their mean error, in whatever order they are."""
-    ordered, order = confidence.double().sort(descending=True, stable=True)
-    errors = 1 - correct.double()[order]
-    _, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group, errors)
-    expected = (sums / sizes)[group]
-    kept = torch.arange(1, len(errors) + 1, dtype=torch.float64)
-    return RiskCoverage(kept / len(errors), expected.cumsum(0) / kept)
 
 
 @dataclass(frozen=True)
@@ -160,24 +131,26 @@ def risk_chart(ensemble: RiskCoverage, members: Sequence[RiskCoverage]) -> Chart
     shown = members[:MOST_MEMBER_LINES] if len(members) > 1 else []
     figure, (axes,) = drawing.new_figure(3.4)
     for index, member in enumerate(shown):
-        values = [member.at(coverage) for coverage in coverages]
+        values = [float(member.risk_at(coverage)) for coverage in coverages]
         label = "members" if index == 0 else None
         axes.plot(coverages, values, color=drawing.MEMBER_COLOUR, linewidth=0.7, label=label, gid=f"member-{index}")
-    drawing.series(axes, coverages, [ensemble.at(coverage) for coverage in coverages], "ensemble", 0, 1)
-    axes.axhline(ensemble.at(1), color=drawing.FOREGROUND, linewidth=0.8, linestyle=":", label="without selection")
+    drawing.series(axes, coverages, [float(ensemble.risk_at(coverage)) for coverage in coverages], "ensemble", 0, 1)
+    axes.axhline(
+        float(ensemble.risk_at(1)), color=drawing.FOREGROUND, linewidth=0.8, linestyle=":", label="without selection"
+    )
     axes.set_xlim(0, 1.01)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("share of samples kept, the most confident first", color=drawing.FOREGROUND)
     axes.set_ylabel("error", color=drawing.FOREGROUND)
     drawing.legend(axes, loc="upper left")
     columns = ("coverage", "ensemble", *(f"member {index}" for index in range(len(shown))))
-    rows = [(coverage, *(curve.at(coverage) for curve in (ensemble, *shown))) for coverage in coverages]
-    half, full = percent(ensemble.at(0.5)), percent(ensemble.at(1))
+    rows = [(coverage, *(float(curve.risk_at(coverage)) for curve in (ensemble, *shown))) for coverage in coverages]
+    half, full = percent(float(ensemble.risk_at(0.5))), percent(float(ensemble.risk_at(1)))
     return Chart(
         name="risk-coverage",
         title="Risk–coverage curve",
         caption=f"Error if only the most confident predictions are kept: {full} of all, {half} of the more confident "
-        f"half. The area under the curve (AURC) is {number(ensemble.aurc)}; less is better.",
+        f"half. The area under the curve (AURC) is {number(float(ensemble.area))}; less is better.",
         description=f"The error falls from {full} on all samples to {half} on the more confident half.",
         figure=figure,
         table=DataTable.of(columns, rows),

@@ -20,6 +20,7 @@ _KEY_FIGURES = {
     "mean_member_accuracy": "mean member",
     "nll": "negative log-likelihood",
     "ece": "calibration error (ECE)",
+    "aurc": "risk over coverages (AURC)",
     "mse": "mean squared error",
     "mean_member_mse": "mean member",
     "r2": "R²",

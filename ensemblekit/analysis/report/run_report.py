@@ -15,7 +15,6 @@ from ensemblekit.analysis.report.calibration import (
     reliability,
     reliability_chart,
     risk_chart,
-    risk_coverage,
     uncertainty_histogram,
 )
 from ensemblekit.analysis.report.charts import Chart
@@ -36,6 +35,7 @@ from ensemblekit.analysis.report.regression import ValuePredictions, value_chart
 from ensemblekit.analysis.report.samples import class_samples, value_samples
 from ensemblekit.analysis.report.sizes import size_charts, size_curves
 from ensemblekit.core.errors import DataError
+from ensemblekit.core.selective_prediction import RiskCoverage
 from ensemblekit.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def _confidence_charts(predictions: Predictions) -> list[Chart]:
             reliability(predictions.confidence, predictions.correct), [reliability(*member) for member in members]
         ),
         risk_chart(
-            risk_coverage(predictions.confidence, predictions.correct), [risk_coverage(*member) for member in members]
+            RiskCoverage.of(predictions.confidence, ~predictions.correct),
+            [RiskCoverage.of(confidence, ~correct) for confidence, correct in members],
         ),
         histogram_chart(uncertainty_histogram(predictions.entropy, predictions.correct)),
     ]
