@@ -35,6 +35,9 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
         "mae",
         "r2",
         "standardised_mse",
+        "crps",
+        "interval_coverage",
+        "interval_width",
     ),
     "members": (
         "mean_member_loss",
@@ -132,6 +135,7 @@ def evaluate(
     metrics = {"loss": loss(combined, target).mean(), **_decomposition(outputs, target, loss)}
     if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
         metrics |= regression_metrics(loss.point(outputs), loss.point(combined), target, restore)
+        metrics |= _metrics_of_loss(combined, target, loss, restore)
     else:
         classes = target.flatten() > 0 if loss.takes == "margins" else target
         target, restore = classes.long(), None
@@ -141,6 +145,16 @@ def evaluate(
         target = restore(target.reshape(len(target), -1))
     metrics |= {metric.name: _extra_value(metric, outputs, combined, target, loss) for metric in extra}
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _metrics_of_loss(
+    combined: Tensor, target: Tensor, loss: Loss, restore: Callable[[Tensor], Tensor] | None
+) -> Mapping[str, Tensor]:
+    """Compute what the loss itself can say about the ensemble's output, in the original units."""
+    combined, values = combined.double(), loss.prepare(combined, target).double()
+    if restore is not None:
+        combined, values = loss.rescale(combined, restore), restore(values)
+    return loss.metrics(combined, values)
 
 
 def _decomposition(outputs: Tensor, target: Tensor, loss: Loss) -> dict[str, Tensor]:

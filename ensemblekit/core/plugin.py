@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.losses import Loss
     from ensemblekit.spec.sections import Spec
 
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "multilabel", "regression"]
 
 
 def snake_case(class_name: str) -> str:

@@ -31,7 +31,7 @@ def answers(
     if ensemble.info.task == "classification":
         columns = _classes(ensemble, outputs, combined, probabilities, members)
     else:
-        columns = _values(ensemble, ensemble.loss.point(outputs), ensemble.loss.point(combined), members)
+        columns = _values(ensemble, outputs, combined, members)
     names, values = list(columns), columns.values()
     for row in zip(*values, strict=True):
         yield dict(zip(names, row, strict=True))
@@ -74,16 +74,23 @@ def _labels(ensemble: Ensemble, indices: Tensor) -> list[str] | list[int]:
 
 
 def _values(ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_members: bool) -> Columns:
-    """The columns for the values that members (M, B, C) and ensemble (B, C) predict; several values are numbered."""
-    deviations = outputs.std(dim=0, correction=0)
-    num_values = combined.shape[-1]
+    """The columns for outputs (M, B, C) and what they combine to (B, C); several values are numbered.
+
+    The standard deviation is that of the members' predictions, unless the loss knows that of the ensemble.
+    """
+    loss, predicted = ensemble.loss, ensemble.loss.point(outputs)
+    by_name = {"value": loss.point(combined), "standard_deviation": predicted.std(dim=0, correction=0)}
+    known = loss.intervals(combined)
+    if "standard_deviation" in known:
+        by_name["member_deviation"] = by_name["standard_deviation"]
+    by_name |= known
+    num_values = predicted.shape[-1]
     ends = [""] if num_values == 1 else [f"_{index}" for index in range(num_values)]
     columns: Columns = {}
     for index, end in enumerate(ends):
-        columns[f"value{end}"] = _in_units(ensemble, combined, index)
-        columns[f"standard_deviation{end}"] = _in_units(ensemble, deviations, index)
+        columns |= {f"{name}{end}": _in_units(ensemble, values, index) for name, values in by_name.items()}
     if with_members:
-        for member, own in enumerate(outputs):
+        for member, own in enumerate(predicted):
             for index, end in enumerate(ends):
                 columns[f"member_value{end}[{member}]"] = _in_units(ensemble, own, index)
     return columns
