@@ -35,9 +35,6 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
         "mae",
         "r2",
         "standardised_mse",
-        "crps",
-        "interval_coverage",
-        "interval_width",
     ),
     "members": (
         "mean_member_loss",

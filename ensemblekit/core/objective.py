@@ -184,6 +184,7 @@ class Objective:
         members: Tensor | None = None,
         moment: Moment = START,
         mix: Mix | None = None,
+        importance: Tensor | None = None,
     ) -> Tensor:
         """Compute the objective of a batch.
 
@@ -196,6 +197,7 @@ class Objective:
             members: the indices of the members in the spec (M,), on the device of the outputs; None: 0, 1, 2 …
             moment: when in training this is.
             mix: how samples were mixed; None: they were not.
+            importance: how much the whole objective of each sample counts (B,); None: 1.
 
         Returns:
             A scalar.
@@ -206,8 +208,12 @@ class Objective:
         arguments = self.arguments(outputs, target, members, moment)
         arguments["num_members"] = ensemble_size or arguments["num_members"]
         per_sample = self._per_sample(arguments, weights)
+        if importance is not None:
+            per_sample = per_sample * importance.to(per_sample.dtype)
         if mix is not None:
             other = self._per_sample(arguments | {"target": target[mix.partner]}, weights)
+            if importance is not None:
+                other = other * importance[mix.partner].to(other.dtype)
             per_sample = mix.share * per_sample + (1 - mix.share) * other
         if outputs.requires_grad and not per_sample.requires_grad:
             what = f"nothing can be learned: the losses that {self._names} returns do not depend on the outputs"

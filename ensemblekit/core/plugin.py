@@ -363,6 +363,9 @@ class Splits:
     indices: Mapping[str, Tensor] = field(default_factory=dict)
     """By the name of a split, the indices of its samples in the table or array that their owner knows, int64 (N,), if
     splits were taken from a common one. Default: 0, 1, 2 …"""
+    weights: Tensor | None = None
+    """How much each training sample counts in the objective, at least 0, floating (N,); only ratios matter, since they
+    are divided by their mean. None: all count the same."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ class TrainingSection(Section):
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
+    class_weights: Literal["balanced"] | tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        None,
+        description="how much samples of each class count in the objective, in the order of the classes; balanced: "
+        "all classes count the same; only ratios matter, and metrics are not weighted",
+    )
     clip_norm: float | None = Field(
         None,
         gt=0,

@@ -43,6 +43,11 @@ class Table(Dataset):
         description="whether to predict a class or real values; auto: a class if the target is text or has few "
         "different integers, real values if it has many different decimal fractions, else an error that asks",
     )
+    weight: Name | None = Field(
+        None,
+        description="column of numbers of at least 0 that says how much each training row counts in the objective; it "
+        "is not a feature, and metrics are not weighted",
+    )
     test_path: Path | None = Field(None, description="file of the test rows, in the same format")
     test_fraction: float = Field(
         0.2, gt=0, lt=1, description="share of the rows held out for testing, by the seed, if there is no test_path"
@@ -77,12 +82,15 @@ class Table(Dataset):
             raise ValueError("needs exactly one target column: name one, or set task to regression")
         return task
 
-    @field_validator("ignore", "columns", "categorical")
+    @field_validator("weight", "ignore", "columns", "categorical")
     @classmethod
     def _not_the_target(cls, names: Any, info: ValidationInfo) -> Any:
-        both = [name for name in names if name in _names(info.data.get("target", ""))]
+        listed = [names] if isinstance(names, str) else names or ()
+        both = [name for name in listed if name in _names(info.data.get("target", ""))]
         if both:
             raise ValueError(f'names the target "{both[0]}": leave it out')
+        if info.field_name != "weight" and info.data.get("weight") in listed:
+            raise ValueError(f'names the weight "{info.data["weight"]}": leave it out')
         return names
 
     @property
@@ -101,11 +109,11 @@ class Table(Dataset):
         from ensemblekit_datasets.table_columns import check_categories, plan_rows, summaries
         from ensemblekit_datasets.table_files import read_raw
         from ensemblekit_datasets.table_preparation import TablePreparation
-        from ensemblekit_datasets.table_targets import target_tensor
+        from ensemblekit_datasets.table_targets import target_tensor, weight_tensor
 
         raw = read_raw(self.path.absolute(), self.delimiter)
         columns, classes = self._read(raw)
-        features = [name for name in columns.by_name if name not in _names(self.target)]
+        features = [name for name in columns.by_name if name not in (*_names(self.target), self.weight)]
         undeclared = (name for name in features if name not in self._kinds())
         check_categories(columns, undeclared, self.max_categories, self.ignore)
         targets = target_tensor(columns, _names(self.target), classes)
@@ -115,10 +123,11 @@ class Table(Dataset):
         indices = {"train": rows, "validation": validation_rows, "test": test_rows}
         if self.test_path is not None:
             test_raw = read_raw(self.test_path.absolute(), self.delimiter)
-            test_columns = typed_columns(test_raw, columns.kinds, self._number_format())
+            kinds = {name: kind for name, kind in columns.kinds.items() if name != self.weight}
+            test_columns = typed_columns(test_raw, kinds, self._number_format())
             test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes))
             del indices["test"]  # all rows of their own file
-        described = summaries(raw.by_name, columns, encoder, _names(self.target), classes)
+        described = summaries(raw.by_name, columns, encoder, _names(self.target), classes, self.weight)
         preparation = TablePreparation(encoder, _names(self.target), classes, self.delimiter, self._number_format())
         num_outputs = len(classes) if classes else len(_names(self.target))
         return Splits(
@@ -131,6 +140,7 @@ class Table(Dataset):
             standardise_targets=self.standardise_targets and not classes,
             preparation=preparation.to_json(described),
             indices=indices,
+            weights=None if self.weight is None else weight_tensor(columns, self.weight)[rows],
         )
 
     def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
@@ -173,11 +183,13 @@ class Table(Dataset):
 
         ignored = {*self.ignore, *(name for name, use in self.columns.items() if use == "ignore")}
         given = self._kinds()
-        check_exist(raw, [*_names(self.target), *given, *ignored])
-        if set(raw.by_name) <= {*_names(self.target), *ignored}:
+        weight = () if self.weight is None else (self.weight,)
+        check_exist(raw, [*_names(self.target), *weight, *given, *ignored])
+        if set(raw.by_name) <= {*_names(self.target), *weight, *ignored}:
             raise DataError("expected columns besides the target, got none", str(raw.path), "add features")
         task = self.known_task or infer_task(raw, _names(self.target)[0], self._number_format())
         given |= dict.fromkeys(_names(self.target), "text" if task == "classification" else "number")
+        given |= dict.fromkeys(weight, "number")
         used = {name: given.get(name) for name in raw.by_name if name not in ignored}
         columns = typed_columns(raw, used, self._number_format())
         if task == "regression":

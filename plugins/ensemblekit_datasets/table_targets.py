@@ -95,3 +95,16 @@ def target_tensor(columns: Columns, names: Sequence[str], classes: tuple[str, ..
         return torch.from_numpy(np.stack(values, axis=1))
     index = {name: number for number, name in enumerate(classes)}
     return torch.tensor([index[value] for value in values[0]])
+
+
+def weight_tensor(columns: Columns, name: str) -> Tensor:
+    """Return the weights of the rows, float64 (N,).
+
+    Raises:
+        DataError: A weight is missing or less than 0.
+    """
+    for row, value in enumerate(columns.by_name[name]):
+        if not value >= 0:
+            what = f"expected a weight of at least 0, got {'nothing' if value != value else value}"
+            raise DataError(what, columns.where(row, name), "correct it, or remove the row")
+    return torch.from_numpy(columns.by_name[name])
