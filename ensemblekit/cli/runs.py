@@ -223,7 +223,7 @@ def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Map
         printer.text()
         printer.text(line)
     if details:
-        print_classes(printer, details["classes"], details["confusion"])
+        print_classes(printer, details["classes"], details.get("confusion", ()))
 
 
 def _parse_data(text: str) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad, jvp
 
 from ensemblekit.core.errors import DataError, Problem
-from ensemblekit.core.plugin import DataInfo, Plugin, Task
+from ensemblekit.core.plugin import PREDICTED, DataInfo, Plugin, Task
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
@@ -32,7 +32,6 @@ DEFAULT_LOSSES: dict[Task, str] = {"classification": "cross_entropy", "multilabe
 """The default loss of each task."""
 _TASKS: dict[str, tuple[Task, ...]] = {"values": ("classification", "regression"), "labels": ("multilabel",)}
 """The tasks of losses that do not say theirs, by what they take; the others are for classification."""
-_PREDICTED: dict[Task, str] = {"classification": "classes", "multilabel": "several labels", "regression": "real values"}
 
 
 class Loss(Plugin):
@@ -200,7 +199,7 @@ class Loss(Plugin):
     def _check_task(self, spec: Spec, task: Task) -> Iterable[Problem]:
         tasks = self.tasks or _TASKS.get(self.takes, ("classification",))
         if task not in tasks:
-            what = f'"{self.name}" is a loss for {_PREDICTED[tasks[0]]}, but the task of "{spec.data.name}" is {task}'
+            what = f'"{self.name}" is a loss for {PREDICTED[tasks[0]]}, but the task of "{spec.data.name}" is {task}'
             yield Problem("", what, f'use loss = "{DEFAULT_LOSSES[task]}"')
 
 

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field, field_validator
 
 from ensemblekit.core.augmentation import BatchAugmentation
-from ensemblekit.core.losses import Loss
+from ensemblekit.core.losses import DEFAULT_LOSSES, Loss
 from ensemblekit.core.metrics import Metric
 from ensemblekit.core.plugin import Combination, Dataset, Extension, Family, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
@@ -36,9 +36,8 @@ from ensemblekit.spec.optimizers import AnyOptimizer, OptimizerPlugin, optimizer
 from ensemblekit.spec.schedules import Schedule
 from ensemblekit.spec.sweep import SweepSection
 
-DEFAULT_LOSS = "cross_entropy"
-REGRESSION_LOSS = "mse"
-"""The default loss for real targets."""
+DEFAULT_LOSS = DEFAULT_LOSSES["classification"]
+"""The default loss where the task is not known yet."""
 ENGINES = {
     "threaded": "ensemblekit.engines.threaded:ThreadedEngine",
     "stacked": "ensemblekit.engines.stacked:StackedEngine",
@@ -128,7 +127,7 @@ def _sweep_text(section: SweepSection) -> tuple[str, str]:
     return "sweep", f"{', '.join(filter(None, parts)) or 'one run'}: for ensemblekit sweep; train ignores it"
 
 
-LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)
+LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, by_task=DEFAULT_LOSSES)
 OPTIMIZER = PluginChoiceEntry(
     "training.optimizer",
     names=optimizer_classes,

@@ -1,4 +1,4 @@
-"""Tables in CSV or NPZ files, for classification or regression."""
+"""Tables in CSV or NPZ files, for classification, multi-label classification or regression."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY_NUMBER = 2**31 - 1
 
 
 class Table(Dataset):
-    """Your table in a CSV or NPZ file, for classification or regression.
+    """Your table in a CSV or NPZ file, for classification, multi-label classification or regression.
 
     Numbers are standardised, and a missing number is replaced by the mean. Other columns are one-hot encoded, with a
     category for missing values; a category that the training rows do not have is encoded as zeros. The preparation is
@@ -36,11 +36,12 @@ class Table(Dataset):
         description="CSV file with a header, or NPZ file, of the training rows; relative to the current directory"
     )
     target: Name | Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
-        description="column to predict; a list of columns for regression of several values"
+        description="column to predict; a list of columns for regression of several values, or of labels of 0 and 1 if "
+        "the task is multilabel"
     )
-    task: Literal["auto", "classification", "regression"] = Field(
+    task: Literal["auto", "classification", "multilabel", "regression"] = Field(
         "auto",
-        description="whether to predict a class or real values; auto: a class if the target is text or has few "
+        description="whether to predict a class, labels or real values; auto: a class if the target is text or has few "
         "different integers, real values if it has many different decimal fractions, else an error that asks",
     )
     weight: Name | None = Field(
@@ -79,7 +80,9 @@ class Table(Dataset):
     @classmethod
     def _one_class_column(cls, task: str, info: ValidationInfo) -> str:
         if task == "classification" and len(_names(info.data.get("target", ""))) != 1:
-            raise ValueError("needs exactly one target column: name one, or set task to regression")
+            raise ValueError("needs exactly one target column: name one, or set task to regression or multilabel")
+        if task == "multilabel" and isinstance(info.data.get("target"), str):
+            raise ValueError("needs a list of target columns, one for each label")
         return task
 
     @field_validator("weight", "ignore", "columns", "categorical")
@@ -94,7 +97,7 @@ class Table(Dataset):
         return names
 
     @property
-    def known_task(self) -> Literal["classification", "regression"] | None:
+    def known_task(self) -> Literal["classification", "multilabel", "regression"] | None:
         if self.task != "auto":
             return self.task
         return "regression" if len(_names(self.target)) > 1 else None
@@ -113,6 +116,7 @@ class Table(Dataset):
 
         raw = read_raw(self.path.absolute(), self.delimiter)
         columns, classes = self._read(raw)
+        task = self.known_task or ("classification" if classes else "regression")
         features = [name for name in columns.by_name if name not in (*_names(self.target), self.weight)]
         undeclared = (name for name in features if name not in self._kinds())
         check_categories(columns, undeclared, self.max_categories, self.ignore)
@@ -134,10 +138,10 @@ class Table(Dataset):
             train=(encoder(columns, rows), targets[rows]),
             validation=(encoder(columns, validation_rows), targets[validation_rows]) if len(validation_rows) else None,
             test=test,
-            info=DataInfo("classification" if classes else "regression", (encoder.num_features,), num_outputs),
-            classes=classes,
+            info=DataInfo(task, (encoder.num_features,), num_outputs),
+            classes=_names(self.target) if task == "multilabel" else classes,
             notes=plan_rows(described, encoder.num_features),
-            standardise_targets=self.standardise_targets and not classes,
+            standardise_targets=self.standardise_targets and task == "regression",
             preparation=preparation.to_json(described),
             indices=indices,
             weights=None if self.weight is None else weight_tensor(columns, self.weight)[rows],
@@ -177,7 +181,7 @@ class Table(Dataset):
         return Encoder.fit(columns, rows, kinds)(new)
 
     def _read(self, raw: RawTable) -> tuple[Columns, tuple[str, ...] | None]:
-        """Return the columns that are used, and the names of the classes, None for regression."""
+        """Return the columns that are used, and the names of the classes, None for labels and real values."""
         from ensemblekit_datasets.columns import check_exist, typed_columns
         from ensemblekit_datasets.table_targets import class_names, infer_task
 
@@ -192,7 +196,7 @@ class Table(Dataset):
         given |= dict.fromkeys(weight, "number")
         used = {name: given.get(name) for name in raw.by_name if name not in ignored}
         columns = typed_columns(raw, used, self._number_format())
-        if task == "regression":
+        if task != "classification":
             return columns, None
         return columns, class_names(columns, _names(self.target)[0], self._number_format(), self.max_classes)
 
