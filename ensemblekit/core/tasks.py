@@ -45,6 +45,10 @@ class TaskKind(ABC):
             label: the name of the data, for errors.
         """
 
+    def missing(self, targets: Tensor, num_outputs: int) -> list[int]:
+        """Return the classes or labels that no sample of checked targets has."""
+        return []
+
     @abstractmethod
     def metrics(
         self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, restore: Restore
@@ -87,6 +91,10 @@ class Classification(TaskKind):
             raise DataError(what, f"{label} sample {int(bad[0])}", "number the classes from 0")
         return classes
 
+    def missing(self, targets: Tensor, num_outputs: int) -> list[int]:
+        present = set(targets.clamp_min(0).unique().tolist())  # with a margin loss the first of two classes may be -1
+        return [index for index in range(num_outputs) if index not in present]
+
     def metrics(
         self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, restore: Restore
     ) -> dict[str, Tensor]:
@@ -122,6 +130,9 @@ class MultiLabel(TaskKind):
             what = f"expected labels of 0 or 1, got {targets[bad[0, 0]].tolist()}"
             raise DataError(f"{what:.200}", f"{label} sample {int(bad[0])}", "give 1 for a label of the sample, else 0")
         return targets.to(torch.float64)
+
+    def missing(self, targets: Tensor, num_outputs: int) -> list[int]:
+        return (~targets.bool().any(dim=0)).nonzero().flatten().tolist()
 
     def metrics(
         self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, restore: Restore

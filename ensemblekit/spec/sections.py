@@ -111,7 +111,11 @@ def _members_text(section: EnsembleSection) -> tuple[str, str]:
 
 
 def _training_text(section: TrainingSection) -> tuple[str, str]:
-    return "training", f"{section.epochs} epoch{'s' * (section.epochs > 1)}, batch size {section.batch_size}"
+    weights = section.class_weights
+    text = f"{section.epochs} epoch{'s' * (section.epochs > 1)}, batch size {section.batch_size}"
+    if weights is not None:
+        text += f", class weights {weights if isinstance(weights, str) else ', '.join(f'{w:g}' for w in weights)}"
+    return "training", text
 
 
 def _engine_text(section: EngineSection) -> tuple[str, str]:

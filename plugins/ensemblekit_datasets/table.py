@@ -120,7 +120,8 @@ class Table(Dataset):
         features = [name for name in columns.by_name if name not in (*_names(self.target), self.weight)]
         undeclared = (name for name in features if name not in self._kinds())
         check_categories(columns, undeclared, self.max_categories, self.ignore)
-        targets = target_tensor(columns, _names(self.target), classes)
+        are_labels = task == "multilabel"
+        targets = target_tensor(columns, _names(self.target), classes, are_labels)
         rows, validation_rows, test_rows = self._split_rows(targets, seed)
         encoder = Encoder.fit(columns, rows, features, self.ignore)
         test = (encoder(columns, test_rows), targets[test_rows])
@@ -129,7 +130,7 @@ class Table(Dataset):
             test_raw = read_raw(self.test_path.absolute(), self.delimiter)
             kinds = {name: kind for name, kind in columns.kinds.items() if name != self.weight}
             test_columns = typed_columns(test_raw, kinds, self._number_format())
-            test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes))
+            test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes, are_labels))
             del indices["test"]  # all rows of their own file
         described = summaries(raw.by_name, columns, encoder, _names(self.target), classes, self.weight)
         preparation = TablePreparation(encoder, _names(self.target), classes, self.delimiter, self._number_format())
@@ -139,7 +140,7 @@ class Table(Dataset):
             validation=(encoder(columns, validation_rows), targets[validation_rows]) if len(validation_rows) else None,
             test=test,
             info=DataInfo(task, (encoder.num_features,), num_outputs),
-            classes=_names(self.target) if task == "multilabel" else classes,
+            classes=_names(self.target) if are_labels else classes,
             notes=plan_rows(described, encoder.num_features),
             standardise_targets=self.standardise_targets and task == "regression",
             preparation=preparation.to_json(described),

@@ -127,12 +127,13 @@ def test_integers_other_than_0_and_1_in_columns_are_refused(tmp_path):
         ek.train(spec(), tmp_path / "run", progress=False, data=(INPUTS, 2 * LABELS.long()))
 
 
-def test_a_table_with_another_number_in_a_label_is_refused_with_its_sample(table, tmp_path):
+def test_a_table_with_another_number_in_a_label_is_refused_with_its_line(table, tmp_path):
     broken = tmp_path / "broken.csv"
     broken.write_text(table.read_text().rpartition(",")[0] + ",3")
     data = {"name": "table", "path": str(broken), "target": NAMES, "task": "multilabel"}
-    with pytest.raises(DataError, match="expected labels of 0 or 1"):
+    with pytest.raises(DataError, match="expected 0 or 1, got 3") as error:
         ek.train(spec(data=data), tmp_path / "run", progress=False)
+    assert 'line 301, column "none"' in error.value.where
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "gaussian_nll"])
@@ -190,3 +191,15 @@ def test_a_vote_over_classes_is_refused_for_labels(tmp_path):
     table = spec(ensemble={"members": 3, "combiner": "vote"})
     with pytest.raises(SpecError, match="combines predictions of classes"):
         ek.train(table, tmp_path / "run", progress=False, data=(INPUTS, LABELS))
+
+
+def test_a_label_that_no_training_sample_has_is_said(tmp_path):
+    labels = torch.cat([LABELS[:, :2], torch.zeros(300, 1, dtype=torch.bool)], dim=1)
+    settings = {"epochs": 1, "batch_size": 32}
+    trained = ek.train(spec(training=settings), tmp_path / "run", progress=False, data=(INPUTS, labels))
+    assert any("no training sample has label 2 of 0 to 2" in notice for notice in trained.notices)
+
+
+def test_metrics_of_integers_in_columns_are_those_of_labels():
+    outputs = torch.randn(2, 300, 4, generator=RANDOM)
+    assert ek.evaluate(outputs, LABELS) == ek.evaluate(outputs, LABELS.float(), "bce")
