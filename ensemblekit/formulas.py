@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ensemblekit.core import decomposition, metrics
 from ensemblekit.core.decomposition import Decomposition
 from ensemblekit.core.errors import NumericError, UsageError
-from ensemblekit.core.losses import Loss
+from ensemblekit.core.losses import DEFAULT_LOSSES, Loss
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Method, Model
 from ensemblekit.members.build import build_member
@@ -109,8 +109,9 @@ def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> d
 
     Args:
         outputs: the members' raw outputs (M, N, C).
-        target: class indices (N,) or real values (N,) or (N, C).
-        loss: the loss. Default: cross-entropy for class indices, the squared error for real targets.
+        target: class indices (N,), labels of 0 and 1 (N, C), or real values (N,) or (N, C).
+        loss: the loss. Default: cross-entropy for class indices, binary cross-entropy for integers or booleans (N, C),
+            the squared error for real targets.
 
     Returns:
         The metrics by name, as the documentation defines them, without the prefix of a split.
@@ -118,9 +119,15 @@ def evaluate(outputs: Tensor, target: Tensor, loss: LossLike | None = None) -> d
     Raises:
         NumericError: an output is not finite.
     """
-    chosen = _loss(loss or ("mse" if target.is_floating_point() else DEFAULT_LOSS))
+    chosen = _loss(loss or _default_loss(target))
     chosen.check_values(outputs, target)
     return metrics.evaluate(outputs, target, chosen)
+
+
+def _default_loss(target: Tensor) -> str:
+    if target.is_floating_point():
+        return DEFAULT_LOSSES["regression"]
+    return DEFAULT_LOSSES["multilabel" if target.ndim == 2 and target.shape[1] > 1 else "classification"]
 
 
 def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:

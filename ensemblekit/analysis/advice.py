@@ -20,6 +20,7 @@ from ensemblekit.analysis.member_numbers import SmallerEnsemble, smallest_equal_
 from ensemblekit.analysis.table_formats import value_text
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
+from ensemblekit.core.tasks import task_of
 
 if TYPE_CHECKING:
     from ensemblekit.analysis.comparison import Comparison
@@ -243,14 +244,8 @@ def _guess_loss(kept: KeptOutputs, combiner: Combiner) -> float:
     """Return the loss of an output that does not depend on the input."""
     loss: Loss = combiner.loss
     targets, num_outputs = combiner.learned_targets(kept.targets), kept.outputs.shape[-1]
-    guess = torch.zeros(len(targets), num_outputs)
-    if loss.takes == "values" and targets.is_floating_point():
-        if targets.numel() != guess.numel():
-            return _least_constant_loss(loss, targets, num_outputs)
-        guess = targets.reshape(guess.shape).float().mean(dim=0).expand_as(guess)
-    elif loss.takes in ("values", "probabilities"):
-        guess = torch.full_like(guess, 1 / num_outputs)
-    return float(loss(guess, targets).mean())
+    guess = task_of(loss, kept.outputs, targets).constant_outputs(targets, num_outputs, loss)
+    return _least_constant_loss(loss, targets, num_outputs) if guess is None else float(loss(guess, targets).mean())
 
 
 def _least_constant_loss(loss: Loss, targets: Tensor, num_outputs: int) -> float:

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from ensemblekit.analysis.bootstrap import SampleStatistic
 from ensemblekit.core.decomposition import quadratic_diversity
+from ensemblekit.core.label_metrics import label_disagreement, label_nll, predicted_labels
 from ensemblekit.core.losses import Loss, pick
 from ensemblekit.core.metrics import ECE_BINS
+from ensemblekit.core.plugin import Task
+from ensemblekit.core.tasks import task_of
 
 if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
@@ -83,9 +86,9 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
         combiner: how the outputs are combined.
 
     Returns:
-        For classes: `correct`, `confidence`, `nll`, `brier`, `member_correct` (N, M), `disagreement`; for real
-        targets: `squared_error` (N, C), `absolute_error`, `member_squared_error` (N, M), `centred_target` (N, C); and
-        for both `loss` and, if the loss is twice differentiable, `diversity`.
+        For classes: `correct`, `confidence`, `nll`, `brier`, `member_correct` (N, M), `disagreement`; for labels the
+        same without `confidence`; for real targets: `squared_error` (N, C), `absolute_error`, `member_squared_error`
+        (N, M), `centred_target` (N, C); and for all `loss` and, if the loss is twice differentiable, `diversity`.
     """
     loss, outputs, targets = combiner.loss, combiner.learned(kept.outputs), kept.targets
     learned_targets = combiner.learned_targets(targets)
@@ -93,11 +96,9 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     found = {"loss": loss(combined, learned_targets)}
     if loss.twice_differentiable:
         found["diversity"] = _diversity(outputs, learned_targets, loss)
-    if loss.takes == "values" and (targets.is_floating_point() or targets.ndim > 1 or outputs.shape[-1] == 1):
-        found |= _of_values(loss.point(kept.outputs), loss.point(combiner.restored(combined)), targets)
-    else:
-        classes = (targets.flatten() > 0 if loss.takes == "margins" else targets).long()
-        found |= _of_classes(outputs, combined, classes, loss)
+    task = task_of(loss, outputs, targets)
+    compute = _QUANTITIES[task.name]
+    found |= compute(outputs, combined, task.target_for_metrics(targets, loss), combiner)
     return {name: values.float() for name, values in found.items()}
 
 
@@ -110,8 +111,8 @@ def _diversity(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     return total / len(outputs)
 
 
-def _of_classes(outputs: Tensor, combined: Tensor, classes: Tensor, loss: Loss) -> Quantities:
-    combined = combined.double()  # small probabilities underflow in float32
+def _of_classes(outputs: Tensor, combined: Tensor, classes: Tensor, combiner: Combiner) -> Quantities:
+    loss, combined = combiner.loss, combined.double()  # small probabilities underflow in float32
     probabilities = loss.probabilities(combined)
     confidence, predicted = probabilities.max(dim=-1)
     # the sum over classes of (p - y)² is Σ p² - 2 p_y + 1
@@ -136,16 +137,38 @@ def _disagreement(votes: Tensor, num_classes: int) -> Tensor:
     return 1 - (counts * (counts - 1)).sum(dim=1) / (num_members * (num_members - 1))
 
 
-def _of_values(outputs: Tensor, combined: Tensor, targets: Tensor) -> Quantities:
-    combined = combined.double()
+def _of_labels(outputs: Tensor, combined: Tensor, labels: Tensor, combiner: Combiner) -> Quantities:
+    loss, combined = combiner.loss, combined.double()
+    probabilities, truth = loss.probabilities(combined), labels.bool()
+    members = predicted_labels(torch.stack([loss.probabilities(member) for member in outputs]))
+    return {
+        "correct": (predicted_labels(probabilities) == truth).all(dim=-1),
+        "nll": label_nll(combined, truth),
+        "brier": (probabilities - truth.double()).square().sum(dim=-1),
+        "member_correct": (members == truth).all(dim=-1).T,
+        "disagreement": label_disagreement(members),
+    }
+
+
+def _of_values(outputs: Tensor, combined: Tensor, targets: Tensor, combiner: Combiner) -> Quantities:
+    point = combiner.loss.point
+    combined = point(combiner.restored(combined)).double()
     targets = targets.reshape(combined.shape).double()
-    member_errors = [(member.double() - targets).square().mean(dim=-1) for member in outputs]
+    members = point(combiner.restored(outputs))
+    member_errors = [(member.double() - targets).square().mean(dim=-1) for member in members]
     return {
         "squared_error": (combined - targets).square(),
         "absolute_error": (combined - targets).abs().mean(dim=-1),
         "member_squared_error": torch.stack(member_errors, dim=1),
         "centred_target": targets - targets.mean(dim=0),
     }
+
+
+_QUANTITIES: dict[Task, Callable[[Tensor, Tensor, Tensor, Combiner], Quantities]] = {
+    "classification": _of_classes,
+    "multilabel": _of_labels,
+    "regression": _of_values,
+}
 
 
 def _calibration(quantities: Quantities) -> SampleStatistic:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ensemblekit.analysis.bootstrap import Interval, mean_interval
 from ensemblekit.analysis.measures import Quantities
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.tasks import task_of
 
 if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
@@ -106,10 +107,8 @@ def _compare(
 
 
 def _quantities(outputs: Tensor, targets: Tensor, combiner: Combiner) -> Quantities:
-    """Return the loss of each sample and, for classes, whether its prediction is correct."""
+    """Return the loss of each sample and, for classes and labels, whether its prediction is correct."""
     loss, combined = combiner.loss, combiner.combine_learned(outputs)
     found = {"loss": loss(combined, targets)}
-    if loss.takes != "values" or (not targets.is_floating_point() and outputs.shape[-1] > 1):
-        classes = (targets.flatten() > 0 if loss.takes == "margins" else targets).long()
-        found["correct"] = (loss.probabilities(combined).argmax(dim=-1) == classes).float()
-    return found
+    correct = task_of(loss, combined, targets).correct(combined, targets, loss)
+    return found if correct is None else found | {"correct": correct.float()}

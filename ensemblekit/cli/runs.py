@@ -263,7 +263,7 @@ def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Map
         printer.text()
         printer.text(line)
     if details:
-        print_classes(printer, details["classes"], details["confusion"])
+        print_classes(printer, details["classes"], details.get("confusion", ()))
     if evaluated:
         print_next_steps(printer, run_path, metrics)
 

@@ -42,3 +42,19 @@ def class_report(confusion: Tensor, names: Sequence[str] | None = None) -> list[
         }
         for index, label in enumerate(labels)
     ]
+
+
+def label_report(predicted: Tensor, labels: Tensor, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Describe each label like `class_report`, from labels (N, C) of bool that exclude nothing: none is confused."""
+    both, counts, predictions = (part.sum(dim=0).tolist() for part in (predicted & labels, labels, predicted))
+    return [
+        {
+            "class": name,
+            "count": counts[index],
+            "recall": both[index] / counts[index] if counts[index] else None,
+            "precision": both[index] / predictions[index] if predictions[index] else None,
+            "confused_with": None,
+            "confused": 0,
+        }
+        for index, name in enumerate(range(labels.shape[1]) if names is None else names)
+    ]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.parameters import Parameter, parameters, toml_value
-from ensemblekit.core.plugin import Dataset
+from ensemblekit.core.plugin import PREDICTED, Dataset
 from ensemblekit.core.registry import PluginInfo
 from ensemblekit.core.verification import implemented_hooks
 
@@ -79,7 +79,7 @@ def page_facts(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts.append(("package", f"{page['package']} {page['version']}".strip()))
     facts += [(label, words) for label, words in page.get("paths", {}).items()]
     if page["kind"] == "dataset":
-        what = "classes" if page["task"] == "classification" else "values to predict"
+        what = {"regression": "values to predict"}.get(page["task"], PREDICTED.get(page["task"], ""))
         form = f"{page['task']}: inputs of {_shape(page)}, {page['num_outputs']} {what}"
         facts.append(("samples", page["samples"] or ""))
         facts.append(("form", form if page["input_shape"] else "known when it is loaded"))

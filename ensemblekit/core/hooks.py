@@ -41,6 +41,14 @@ class Defaults:
         return num_members
 
 
+class PredictionDefaults(Defaults):
+    """The defaults where predictions are combined: the loss knows what its outputs mean."""
+
+    @hookimpl
+    def combine(self, outputs: Tensor, loss: Loss) -> Tensor:  # type: ignore[override]  # hooks name what they need
+        return loss.mixture(outputs)
+
+
 class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         # Only look at functions of the class: touching every attribute of a pydantic instance
@@ -57,12 +65,15 @@ class RunHooks:
         plugins: methods and extensions; of several results that of the plugin listed last counts.
         listeners: other objects whose ``@hookimpl`` methods follow the life cycle, such as a display. One that fails
             is left out from then on, like an extension, unless it has the attribute `is_essential`.
+        defaults: what happens where none of them implements a hook.
     """
 
-    def __init__(self, plugins: Iterable[Plugin], listeners: Iterable[object] = ()) -> None:
+    def __init__(
+        self, plugins: Iterable[Plugin], listeners: Iterable[object] = (), defaults: type[Defaults] = Defaults
+    ) -> None:
         self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        self._manager.register(Defaults(), name=DEFAULTS)
+        self._manager.register(defaults(), name=DEFAULTS)
         for plugin in plugins:
             verify_hooks(type(plugin), plugin.name)
             if self._manager.has_plugin(plugin.name):

@@ -3,10 +3,11 @@
 A plugin implements any of these with ``@hookimpl`` and names only the arguments it needs.
 M members, B samples in the batch, C outputs per sample, N samples in the training data.
 `outputs` are the members' raw outputs (logits for cross-entropy), `target` is what `loss` takes
-(class indices (B,), or real values (B,) or (B, C)), and ``loss(outputs, target)`` is per sample:
-(M, B, C) → (M, B) and (B, C) → (B,).
+(class indices (B,), labels of 0 and 1 (B, C), or real values (B,) or (B, C)), and ``loss(outputs, target)`` is per
+sample: (M, B, C) → (M, B) and (B, C) → (B,).
 
-The objective is the mean over the batch of  ensemble_loss + Σ_m select · weight · member_loss.
+The objective is the mean over the batch of  importance · (ensemble_loss + Σ_m select · weight · member_loss), where
+`importance` are the weights of samples and classes, 1 unless the spec or the data set has some.
 With `second_inputs`, a step minimises its sum over two forward passes; `weight_penalty` adds to it.
 `members` are the indices of the members in the spec, int64 (M,) on the device of `outputs`: a hook may see only some of
 the members, and `num_members` is the number of all. A copy has the index of its original. `epoch` counts from 1, and

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad, jvp
 
 from ensemblekit.core.errors import DataError, Problem
-from ensemblekit.core.plugin import DataInfo, Plugin, Task
+from ensemblekit.core.plugin import PREDICTED, DataInfo, Plugin, Task
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
@@ -28,14 +28,20 @@ FEW_CLASSES = 32
 """For fewer classes a softmax is several times as fast if samples, not classes, are contiguous in memory."""
 SUM_TOLERANCE = 0.01
 """How far a sum of probabilities may be from 1: about the rounding of bfloat16."""
+DEFAULT_LOSSES: dict[Task, str] = {"classification": "cross_entropy", "multilabel": "bce", "regression": "mse"}
+"""The default loss of each task."""
+_TASKS: dict[str, tuple[Task, ...]] = {"values": ("classification", "regression"), "labels": ("multilabel",)}
+"""The tasks of losses that do not say theirs, by what they take; the others are for classification."""
 
 
 class Loss(Plugin):
     """A per-sample loss: implement `per_sample`, and `prepare` if targets are not class indices."""
 
     kind = "loss"
-    takes: ClassVar[Literal["logits", "probabilities", "values", "margins"]] = "logits"
-    """How the network's outputs are interpreted."""
+    takes: ClassVar[Literal["logits", "probabilities", "values", "margins", "labels"]] = "logits"
+    """How the network's outputs are interpreted; "labels": as logits of labels that do not exclude each other."""
+    tasks: ClassVar[tuple[Task, ...] | None] = None
+    """The tasks that it can be used for. None: real values and classes if it takes values, else as `takes` says."""
     twice_differentiable: ClassVar[bool] = True
     """Whether exact GNCL and the decomposition may use it."""
     grows_quadratically: ClassVar[bool] = False
@@ -46,7 +52,12 @@ class Loss(Plugin):
         """Compute the loss (..., B) of outputs (..., B, C); `target` is what `prepare` returned."""
 
     def prepare(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Convert the target to the form that `per_sample` takes. Default: class indices (B,)."""
+        """Convert the target to the form that `per_sample` takes.
+
+        Default: class indices (B,); if it takes values or labels, real values (B, T), as many as `point` has.
+        """
+        if self.takes in ("values", "labels"):
+            return real_values(self.point(outputs), target, self.name)
         return class_indices(outputs, target, self.name)
 
     def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -119,6 +130,29 @@ class Loss(Plugin):
         """
         return convert(outputs)
 
+    def mixture(self, outputs: Tensor) -> Tensor:
+        """Combine outputs (M, ..., C) of several members in predictions, where no method or combiner does.
+
+        Default: the mean. The objective of training always takes the mean, unless a method combines.
+        """
+        return outputs.mean(dim=0)
+
+    def intervals(self, outputs: Tensor) -> Mapping[str, Tensor]:
+        """Return what outputs (..., C) say about each target beside `point`: values (..., T) by their name.
+
+        Predictions show them as columns of these names. Default: nothing.
+        """
+        return {}
+
+    def metrics(self, combined: Tensor, target: Tensor) -> Mapping[str, Tensor]:
+        """Return metrics that only outputs with this meaning have, by name: numbers.
+
+        Args:
+            combined: the ensemble's output (N, C), float64, in the original units of the targets.
+            target: what `prepare` returned for targets in the same units.
+        """
+        return {}
+
     def check_values(self, outputs: Tensor, target: Tensor) -> None:
         """Raise a `DataError` if a target is out of range; reads the values, so not for the training step."""
         if not target.is_floating_point() and target.ndim == 1 and outputs.shape[-1] > 1 and target.numel():
@@ -143,12 +177,12 @@ class Loss(Plugin):
             if self.takes in ("logits", "margins") and model.gives_probabilities():
                 what = f'"{self.name}" takes raw outputs, but those of the model "{name}" are probabilities'
                 yield Problem("", what, 'remove the softmax, or use loss = "nll"')
-        if spec.data.info is None and spec.data.known_task == "regression":
-            yield from self._check_task(spec, "regression")
+        if spec.data.info is None and spec.data.known_task is not None:
+            yield from self._check_task(spec, spec.data.known_task)
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
-        if info.task == "regression" and any(model.gives_probabilities() for model in spec.member_models):
-            what = f'the outputs are probabilities, but the task of "{spec.data.name}" is regression'
+        if info.task != "classification" and any(model.gives_probabilities() for model in spec.member_models):
+            what = f'the outputs are probabilities, but the task of "{spec.data.name}" is {info.task}'
             yield Problem("/model", what, "use a model without a softmax")
         yield from self._check_task(spec, info.task)
         if info.task == "classification" and self.takes == "margins" and info.num_outputs != 2:
@@ -163,9 +197,10 @@ class Loss(Plugin):
                 yield Problem("", what, "let point() of the loss return one value for each target")
 
     def _check_task(self, spec: Spec, task: Task) -> Iterable[Problem]:
-        if task == "regression" and self.takes != "values":
-            what = f'"{self.name}" is a loss for classes, but the task of "{spec.data.name}" is regression'
-            yield Problem("", what, 'use loss = "mse"')
+        tasks = self.tasks or _TASKS.get(self.takes, ("classification",))
+        if task not in tasks:
+            what = f'"{self.name}" is a loss for {PREDICTED[tasks[0]]}, but the task of "{spec.data.name}" is {task}'
+            yield Problem("", what, f'use loss = "{DEFAULT_LOSSES[task]}"')
 
 
 class MSE(Loss):
@@ -177,9 +212,6 @@ class MSE(Loss):
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
         return 0.5 * (outputs - target).square().sum(dim=-1)
-
-    def prepare(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return real_values(outputs, target, self.name)
 
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         return direction.square().sum(dim=-1)  # the Hessian is the identity
@@ -302,7 +334,7 @@ class Exponential(_MarginLoss):
         return torch.nn.functional.logsigmoid(torch.cat([-2 * outputs, 2 * outputs], dim=-1))
 
     def from_probabilities(self, probabilities: Tensor) -> Tensor:
-        return _inner(probabilities[..., 1:]).logit() / 2
+        return inner_probabilities(probabilities[..., 1:]).logit() / 2
 
 
 class GaussianHinge(_MarginLoss):
@@ -328,7 +360,7 @@ class GaussianHinge(_MarginLoss):
         return torch.special.log_ndtr(math.sqrt(2) * torch.cat([-outputs, outputs], dim=-1))
 
     def from_probabilities(self, probabilities: Tensor) -> Tensor:
-        return torch.special.ndtri(_inner(probabilities[..., 1:])) / math.sqrt(2)
+        return torch.special.ndtri(inner_probabilities(probabilities[..., 1:])) / math.sqrt(2)
 
 
 @cache
@@ -339,7 +371,7 @@ def _load_forward_rules() -> None:
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
-def _inner(probabilities: Tensor) -> Tensor:
+def inner_probabilities(probabilities: Tensor) -> Tensor:
     """Move probabilities of 0 and 1, which no finite output means, a little inside."""
     limits = torch.finfo(probabilities.dtype)
     return probabilities.clamp(limits.tiny, 1 - limits.eps)

@@ -61,7 +61,7 @@ class Metric(Plugin):
     """A metric of an ensemble's predictions beside the built-in ones; its name is its name in results: test_NAME."""
 
     kind = "metric"
-    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression")
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "multilabel", "regression")
     """The tasks that it can be used for."""
     higher_is_better: ClassVar[bool | None] = None
     """Whether comparisons count a higher value as better; None: neither is."""
@@ -73,7 +73,7 @@ class Metric(Plugin):
         Args:
             outputs: the members' outputs (M, N, C).
             combined: the ensemble's output (N, C).
-            target: class indices (N,), or real values (N, C).
+            target: class indices (N,), labels of 0 and 1 (N, C), or real values (N, C).
             loss: defines what outputs mean: ``loss.probabilities(combined)``. In regression, outputs and targets are
                 in the original units.
 
@@ -119,7 +119,7 @@ def evaluate(
         outputs: the members' raw outputs (M, N, C).
         target: class indices (N,), or real values (N,) or (N, C).
         loss: the loss, which also defines what the outputs mean.
-        combined: the ensemble's output (N, C). Default: the mean of the outputs.
+        combined: the ensemble's output (N, C). Default: as the loss combines outputs, which is mostly their mean.
         restore: converts standardised values (…, C) to the original units, in which errors of regression are reported.
         extra: metrics beside the built-in ones.
 
@@ -130,17 +130,16 @@ def evaluate(
     Raises:
         NumericError: an output is not finite; the error names the member and the sample.
     """
+    from ensemblekit.core.tasks import task_of  # which is made of the metrics below
+
     if combined is None:
-        combined = outputs.mean(dim=0)
+        combined = loss.mixture(outputs)
     _check_finite(outputs, combined)
     metrics = {"loss": loss(combined, target).mean(), **_decomposition(outputs, target, loss)}
-    if loss.takes == "values" and (target.is_floating_point() or target.ndim > 1 or outputs.shape[-1] == 1):
-        metrics |= regression_metrics(loss.point(outputs), loss.point(combined), target, restore)
-    else:
-        classes = target.flatten() > 0 if loss.takes == "margins" else target
-        target, restore = classes.long(), None
-        metrics |= classification_metrics(outputs, combined, target, loss)
-    if extra and restore is not None:
+    task = task_of(loss, outputs, target)
+    metrics |= task.metrics(outputs, combined, target, loss, restore)
+    target = task.target_for_metrics(target, loss)
+    if extra and restore is not None and task.standardises_targets:
         outputs, combined = loss.rescale(outputs, restore), loss.rescale(combined, restore)
         target = restore(target.reshape(len(target), -1))
     for metric in extra:

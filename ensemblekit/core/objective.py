@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.errors import DataError, NumericError, PluginError
-from ensemblekit.core.hooks import RunHooks, describe_value, not_finite
+from ensemblekit.core.hooks import PredictionDefaults, RunHooks, describe_value, not_finite
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.member_hooks import MemberHooks
 from ensemblekit.core.member_losses import MemberLosses
@@ -62,7 +62,7 @@ class Objective:
         extensions: plugins that follow the life cycle.
         listeners: other objects that do.
         layout: what the rows and columns of the outputs mean. Default: they are the members' predictions.
-        combiner: the plugin that combines the members' outputs in predictions. Default: the methods do.
+        combiner: the plugin that combines the members' outputs in predictions. Default: the methods do, else the loss.
         member_losses: the loss of each member by its index, if they differ.
     """
 
@@ -78,7 +78,9 @@ class Objective:
     ) -> None:
         self.methods, self.loss, self.layout = tuple(methods), loss, layout
         self.hooks = RunHooks([*methods, *extensions], listeners)
-        self.final_hooks = self.hooks if combiner is None else RunHooks([*methods, combiner])
+        self.final_hooks = self.hooks
+        if combiner is not None or type(loss).mixture is not Loss.mixture:
+            self.final_hooks = RunHooks([*methods, *([combiner] if combiner else [])], defaults=PredictionDefaults)
         """Those that combine the outputs of a prediction."""
         self.members = MemberHooks(self.hooks)
         self.member_losses = MemberLosses(loss, member_losses) if member_losses else None
@@ -159,10 +161,10 @@ class Objective:
         """
         if passes > 1:
             each = [self.predict(one_pass, fitted, members=members) for one_pass in outputs.chunk(passes)]
-            return torch.stack(each).mean(dim=0)
+            return self.loss.mixture(torch.stack(each))
         arguments = self.output_arguments(outputs, members, self.prediction_layout)
         if self.predictor is not None:
-            return arguments["outputs"].mean(dim=0)
+            return self.loss.mixture(arguments["outputs"])
         return self._combine(self.final_hooks, arguments | {"fitted": fitted})
 
     def fit_combiner(self, outputs: Tensor, target: Tensor, members: Tensor | None = None) -> Tensor | None:
@@ -182,6 +184,7 @@ class Objective:
         members: Tensor | None = None,
         moment: Moment = START,
         mix: Mix | None = None,
+        importance: Tensor | None = None,
     ) -> Tensor:
         """Compute the objective of a batch.
 
@@ -194,6 +197,7 @@ class Objective:
             members: the indices of the members in the spec (M,), on the device of the outputs; None: 0, 1, 2 …
             moment: when in training this is.
             mix: how samples were mixed; None: they were not.
+            importance: how much the whole objective of each sample counts (B,); None: 1.
 
         Returns:
             A scalar.
@@ -204,8 +208,12 @@ class Objective:
         arguments = self.arguments(outputs, target, members, moment)
         arguments["num_members"] = ensemble_size or arguments["num_members"]
         per_sample = self._per_sample(arguments, weights)
+        if importance is not None:
+            per_sample = per_sample * importance.to(per_sample.dtype)
         if mix is not None:
             other = self._per_sample(arguments | {"target": target[mix.partner]}, weights)
+            if importance is not None:
+                other = other * importance[mix.partner].to(other.dtype)
             per_sample = mix.share * per_sample + (1 - mix.share) * other
         if outputs.requires_grad and not per_sample.requires_grad:
             what = f"nothing can be learned: the losses that {self._names} returns do not depend on the outputs"

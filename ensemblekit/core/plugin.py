@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ensemblekit.core.losses import Loss
     from ensemblekit.spec.sections import Spec
 
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "multilabel", "regression"]
+PREDICTED: dict[Task, str] = {"classification": "classes", "multilabel": "labels", "regression": "values"}
+"""What each task predicts, in a word."""
 
 
 def snake_case(class_name: str) -> str:
@@ -211,14 +213,13 @@ class Combination(Plugin):
     """
 
     kind = "combiner"
-    tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression")
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "multilabel", "regression")
     """The tasks that it can be used for."""
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if info.task not in self.tasks:
-            what = f'"{self.name}" combines predictions of classes, but the task of "{spec.data.name}" is {info.task}'
-            if info.task == "classification":
-                what = f'"{self.name}" combines real values, but the task of "{spec.data.name}" is classification'
+            what = f'"{self.name}" combines predictions of {PREDICTED[self.tasks[0]]}, '
+            what += f'but the task of "{spec.data.name}" is {info.task}'
             yield Problem("", what, 'use another combiner, for example "mean"')
 
 
@@ -337,21 +338,20 @@ class DataInfo:
     input_shape: tuple[int, ...]
     """Shape of one sample's input, for images (channels, height, width)."""
     num_outputs: int
-    """Number of classes, or of real values to predict."""
+    """Number of classes, of labels, or of real values to predict."""
 
     @property
     def form(self) -> str:
         """A description in words: ``1×8×8 inputs and 10 classes``."""
-        outputs = "classes" if self.task == "classification" else "values"
-        return f"{'×'.join(map(str, self.input_shape))} inputs and {self.num_outputs} {outputs}"
+        return f"{'×'.join(map(str, self.input_shape))} inputs and {self.num_outputs} {PREDICTED[self.task]}"
 
 
 @dataclass(frozen=True)
 class Splits:
     """A loaded data set: pairs of tensors (inputs, targets), or map-style data sets of (input, target).
 
-    Inputs are uint8, which are scaled to [0, 1], or floating. Targets are class indices (N,), or real values (N,) or
-    (N, num_outputs).
+    Inputs are uint8, which are scaled to [0, 1], or floating. Targets are class indices (N,), labels of 0 and 1
+    (N, num_outputs), or real values (N,) or (N, num_outputs).
     """
 
     train: TorchDataset[Any] | tuple[Tensor, Tensor]
@@ -360,7 +360,7 @@ class Splits:
     validation: TorchDataset[Any] | tuple[Tensor, Tensor] | None = None
     """None: `validation_fraction` of the training samples is held out by the run's seed."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes in the order of their indices."""
+    """Names of the classes in the order of their indices, or of the labels in the order of their columns."""
     mean: tuple[float, ...] | None = None
     """Channel means of inputs scaled to [0, 1]; None: computed from the training split if needed."""
     std: tuple[float, ...] | None = None
@@ -376,6 +376,9 @@ class Splits:
     indices: Mapping[str, Tensor] = field(default_factory=dict)
     """By the name of a split, the indices of its samples in the table or array that their owner knows, int64 (N,), if
     splits were taken from a common one. Default: 0, 1, 2 …"""
+    weights: Tensor | None = None
+    """How much each training sample counts in the objective, at least 0, floating (N,); only ratios matter, since they
+    are divided by their mean. None: all count the same."""
 
 
 @dataclass(frozen=True)

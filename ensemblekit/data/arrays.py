@@ -61,7 +61,9 @@ def as_labels(value: Any, where: str) -> Tensor | list[str]:
         return _flat(value.detach().cpu())
     if is_frame(value):
         names = list(value.columns)
-        value = value[names[0]] if len(names) == 1 else _frame_values(value, where)
+        are_labels = len(names) > 1 and all(_kind(value[name]) == "b" for name in names)
+        values = value[names[0]] if len(names) == 1 else _frame_values(value, where)
+        value = values.astype(bool) if are_labels else values
     array = np.asarray(value)
     if array.dtype.kind in "OUT":
         return _texts(array, where)

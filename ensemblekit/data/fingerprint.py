@@ -23,6 +23,7 @@ _LABELS = {
     "dtype": "the dtype of the inputs",
     "targets_sha256": "the targets",
     "inputs_sha256": "the inputs",
+    "weights_sha256": "the sample weights",
 }
 
 
@@ -75,7 +76,12 @@ def _change(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> 
     return ", ".join(change for change in changes if change)
 
 
+def _is_other_weighting(key: str, before: Any, now: Any) -> bool:
+    """Whether only one of two fingerprints has sample weights; data without any has no such key."""
+    return key == "weights_sha256" and before != now
+
+
 def _key_change(key: str, before: Any, now: Any) -> str:
     if before is None or now is None or before == now:
-        return ""
+        return f"there were {'no ' * (before is None)}sample weights" if _is_other_weighting(key, before, now) else ""
     return f"{_LABELS[key]} changed" + ("" if key.endswith("sha256") else f" from {before} to {now}")

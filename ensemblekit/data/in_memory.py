@@ -12,6 +12,7 @@ from torch import Tensor
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo, Dataset, Splits
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.data.python_data import FORMS, Samples, check_part, read_parts
@@ -30,8 +31,9 @@ def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> D
 
     Args:
         train: Training samples: a map-style data set of pairs (input, target), or a pair (inputs, targets) of tensors,
-            arrays, frames or lists. An input is a tensor, an array, an image or a number; a target is a class index
-            or real values. A data set's attributes `targets` and `classes` are used if it has them.
+            arrays, frames or lists. An input is a tensor, an array, an image or a number; a target is a class index,
+            several labels (integers or booleans of 0 and 1) or real values. A data set's attributes `targets` and
+            `classes` are used if it has them.
         test: Test samples, in either form.
         seed: Seed of the validation split and of `limit_train` and `limit_test`.
         **parameters: Parameters of image data sets, such as ``validation_fraction=0.2``. Each sample is read once and
@@ -89,6 +91,8 @@ class InMemoryData(ImageDataset):
         input_shape = tuple(as_input(first, self.size, f"{label} sample 0").shape)
         if train.targets.is_floating_point():
             return DataInfo("regression", input_shape, train.targets[0].numel())
+        if _are_labels(train.targets):
+            return DataInfo("multilabel", input_shape, train.targets.shape[1])
         if train.classes:
             return DataInfo("classification", input_shape, len(train.classes))
         return DataInfo("classification", input_shape, _num_classes(list(self._samples.values()), label))
@@ -110,7 +114,7 @@ class InMemoryData(ImageDataset):
             self._info,
             validation=None if validation is None else validation.source,
             classes=samples["train"].classes,
-            standardise_targets=self.standardise_targets and self._info.task == "regression",
+            standardise_targets=self.standardise_targets and TASKS[self._info.task].standardises_targets,
             indices=indices,
         )
 
@@ -127,6 +131,11 @@ class InMemoryData(ImageDataset):
         targets = check_targets(samples.targets, self._info, label)
         kept, held_out = hold_out(targets, self.test_fraction, generator(seed, "given", "test"))
         return {"train": kept, "test": held_out}
+
+
+def _are_labels(targets: Tensor) -> bool:
+    """Whether integers or booleans are labels of 0 and 1, several for each sample (N, C)."""
+    return targets.ndim == 2 and targets.shape[1] > 1 and bool(((targets == 0) | (targets == 1)).all())
 
 
 def _num_classes(parts: Sequence[Samples], label: str) -> int:

@@ -26,11 +26,13 @@ from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.fingerprint import Fingerprint, fingerprint
+from ensemblekit.data.hashing import sha256_of_tensors
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.scaling import TargetScaling, scale_targets
 from ensemblekit.data.sources import MapSource, Source, TensorSource, channel_statistics, make_source
 from ensemblekit.data.splitting import hold_out, limit
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.data.weighting import train_importance
 
 MAX_CACHED_BYTES = 2**26
 """Splits up to this size are transformed once and cached if no augmentation is used."""
@@ -50,6 +52,8 @@ class Batch:
     """If samples are mixed, the index in the batch of the one that each is mixed with, int64 (B,)."""
     share: Tensor | None = None
     """If samples are mixed, the share of each in its mixture, float32 (B,); that of the partner is the rest."""
+    importance: Tensor | None = None
+    """How much each sample counts in the objective, float32 (B,); None: 1."""
 
     @property
     def mix(self) -> Mix | None:
@@ -74,6 +78,8 @@ class Split:
     None: all samples in their order."""
     mix: BatchAugmentation | None = None
     """How training samples are mixed with others of their batch; None: they are not."""
+    importance: Tensor | None = None
+    """How much each training sample counts in the objective, float32 (N,), 1 on average; None: all count the same."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -87,7 +93,8 @@ class Split:
         """Return the same split with its batches on a device; inputs in memory are moved there now, once."""
         inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs
         transform = self.transform and self.transform.to(device)
-        return replace(self, inputs=inputs, targets=self.targets.to(device), transform=transform)
+        importance = None if self.importance is None else self.importance.to(device)
+        return replace(self, inputs=inputs, targets=self.targets.to(device), transform=transform, importance=importance)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Iterate over all samples in their own order, without augmentation: for evaluation."""
@@ -133,7 +140,7 @@ class Split:
         index_batches = order.to(device).split(lengths)
         if not sampled and (cached := self._cached_inputs) is not None:
             for index in index_batches:
-                yield Batch(cached.index_select(0, index), self.targets.index_select(0, index), index)
+                yield self._batch(cached.index_select(0, index), index)
             return
         sampled_batches = [values.to(device).split(lengths) for values in sampled]
         stored_batches: Iterator[Tensor]
@@ -144,8 +151,12 @@ class Split:
         for step, index in enumerate(index_batches):
             with one_thread():
                 inputs = self._transformed(next(stored_batches), [values[step] for values in sampled_batches])
-                batch = Batch(inputs, self.targets.index_select(0, index), index)
+                batch = self._batch(inputs, index)
             yield batch
+
+    def _batch(self, inputs: Tensor, index: Tensor) -> Batch:
+        importance = None if self.importance is None else self.importance.index_select(0, index)
+        return Batch(inputs, self.targets.index_select(0, index), index, importance=importance)
 
     def _mixed(self, batch: Batch, sampled: Tensor) -> Batch:
         assert self.mix is not None
@@ -248,6 +259,9 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     values = {name: source.targets for name, source in sources.items()}
     targets, scaling = scale_targets(values, splits.standardise_targets, dataset)
     indices = _own_indices(splits, sources, dataset)
+    importance = train_importance(splits.weights, sources["train"].indices, dataset)
+    if importance is not None:
+        known_by["train"]["weights_sha256"] = sha256_of_tensors([importance])
     parts = {
         name: Split(
             source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, indices[name]
@@ -257,7 +271,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     return Data(
         info=replace(splits.info, input_shape=shape),
         classes=classes,
-        train=parts["train"],
+        train=replace(parts["train"], importance=importance),
         validation=parts.get("validation"),
         test=parts["test"],
         fingerprint=known_by,

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.plugin import DataInfo
+from ensemblekit.core.tasks import TASKS, are_signs
 from ensemblekit.core.tensors import describe_tensor
 from ensemblekit.data.hashing import TensorHash
 from ensemblekit.data.resizing import resize_tensor
@@ -163,11 +164,11 @@ def make_source(samples: Any, info: DataInfo, size: int | None, label: str) -> S
     if not isinstance(samples, tuple | list):
         read = read_targets(samples, label)
         targets = check_targets(read, info, label)
-        return MapSource(samples, torch.arange(len(targets)), targets, label, size, signed=are_signs(read, info))
+        return MapSource(samples, torch.arange(len(targets)), targets, label, size, signed=_signed(read, info))
     inputs, targets = torch.as_tensor(samples[0]).cpu(), as_target(samples[1], label).cpu()
     if len(inputs) != len(targets):
         raise DataError(f"{len(inputs)} inputs, but {len(targets)} targets", label, "provide one target per sample")
-    signed = are_signs(targets, info)
+    signed = _signed(targets, info)
     targets = check_targets(targets, info, label)
     inputs = inputs if inputs.dtype == torch.uint8 else inputs.to(torch.float32)
     if inputs.dim() == 1:
@@ -247,13 +248,6 @@ def as_target(value: Any, where: str) -> Tensor:
         raise DataError(what, where, "number the classes from 0") from error
 
 
-def are_signs(targets: Tensor, info: DataInfo) -> bool:
-    """Return whether targets are the two classes -1 and +1; a split of +1 alone has the class indices 1 either way."""
-    if info.task != "classification" or info.num_outputs > 2 or targets.is_floating_point() or targets.is_complex():
-        return False
-    return bool((targets == -1).any()) and bool(((targets == -1) | (targets == 1)).all())
-
-
 def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
     """Return targets as int64 class indices (N,) or float64 values (N, C); a `DataError` names the first bad one.
 
@@ -261,33 +255,11 @@ def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
     """
     if len(targets) == 0:
         raise DataError("no samples", label, "provide at least one sample")
-    if info.task == "regression":
-        return _check_values(targets, info.num_outputs, label)
-    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
-        what = f"expected one class index per sample, got {describe_tensor(targets[0])}"
-        raise DataError(what, label, "number the classes from 0")
-    classes = (targets > 0 if are_signs(targets, info) else targets).to(torch.int64)
-    # One output is enough for two classes: losses on margins ±1.
-    num_classes = max(2, info.num_outputs)
-    bad = ((classes < 0) | (classes >= num_classes)).nonzero()
-    if len(bad):
-        what = f"expected class indices from 0 to {num_classes - 1}, got {int(classes[bad[0, 0]])}"
-        raise DataError(what, f"{label} sample {int(bad[0])}", "number the classes from 0")
-    return classes
+    return TASKS[info.task].check_targets(targets, info.num_outputs, label)
 
 
-def _check_values(targets: Tensor, num_outputs: int, label: str) -> Tensor:
-    """Return real targets as finite float64 (N, num_outputs)."""
-    values = targets.to(torch.float64)
-    values = values.unsqueeze(1) if values.dim() == 1 else values
-    if values.shape[1:] != (num_outputs,):
-        what = f"expected {num_outputs} real values per sample, got shape {tuple(values.shape[1:])}"
-        raise DataError(what, label, "correct the targets or the number of outputs in DataInfo")
-    bad = values.isfinite().all(1).logical_not().nonzero()
-    if len(bad):
-        what = f"target is not finite: {values[bad[0, 0]].tolist()}"
-        raise DataError(what, f"{label} sample {int(bad[0])}", "remove the sample")
-    return values
+def _signed(targets: Tensor, info: DataInfo) -> bool:
+    return info.task == "classification" and are_signs(targets, info.num_outputs)
 
 
 def channel_statistics(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

@@ -40,8 +40,8 @@ def class_heading(num_classes: int) -> str:
 def confusion_table(
     classes: Sequence[Mapping[str, Any]], confusion: Sequence[Sequence[int]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return columns and rows of a confusion matrix; no rows if there are too many classes to show it."""
-    if len(classes) > MAX_CONFUSION_CLASSES:
+    """Return columns and rows of a confusion matrix; no rows if there is none, or too many classes to show it."""
+    if not confusion or len(classes) > MAX_CONFUSION_CLASSES:
         return (), []
     names = [_short(str(entry["class"])) for entry in classes]
     rows = [

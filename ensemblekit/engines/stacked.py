@@ -239,7 +239,9 @@ class StackedEngine(Engine):
         # A shortcut of the step algorithm for a single stack: one backward pass from the objective to the parameters,
         # without a leaf in between. It saves about ten operations a step (benchmark rows tiny-16 and tiny-64).
         outputs = at_least_float32(stack.attached_outputs(stack.views(batch.inputs, step), step))
-        value = self.objective(outputs, batch.targets, weights, None, stack.indices, moment, batch.mix)
+        value = self.objective(
+            outputs, batch.targets, weights, None, stack.indices, moment, batch.mix, batch.importance
+        )
         try:
             stack.gradients = torch.autograd.grad(value, stack.learned, materialize_grads=True)
         except RuntimeError as error:  # a hook that has called backward() is seen only here

@@ -87,7 +87,9 @@ def training_step(
         # predictions of frozen members may be inference tensors, which cannot require a gradient
         leaf = (outputs.clone() if outputs.is_inference() else outputs).requires_grad_()
         with backend.objective_context():
-            value = objective(leaf, batch.targets, weights, ensemble_size, backend.indices, moment, batch.mix)
+            value = objective(
+                leaf, batch.targets, weights, ensemble_size, backend.indices, moment, batch.mix, batch.importance
+            )
             (gradient,) = torch.autograd.grad(value, leaf)
         return value.detach(), leaf.detach(), backend.scatter(gradient)
 

@@ -1,14 +1,16 @@
-"""Answers for single samples: a class with its probability and uncertainty, or a value with its deviation."""
+"""Answers for single samples: a class or labels with probabilities and uncertainty, or a value with its deviation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from ensemblekit.core.label_metrics import binary_entropy, predicted_labels
 from ensemblekit.core.metrics import uncertainty
+from ensemblekit.core.plugin import Task
 from ensemblekit.inference.ensemble import Ensemble
 
 Answer = dict[str, str | int | float]
@@ -22,16 +24,13 @@ def answers(
     Args:
         ensemble: the ensemble.
         outputs: those of its networks, as `Ensemble.network_outputs` gives them.
-        probabilities: whether to add the probability of every class as ``probability[NAME]``.
+        probabilities: whether to add the probability of every class as ``probability[NAME]``; labels always have it.
         members: whether to add what each member predicts: ``member_class[INDEX]`` and ``member_probability[INDEX]``,
-            or ``member_value[INDEX]``.
+            ``member_labels[INDEX]``, or ``member_value[INDEX]``.
     """
     combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
     outputs = ensemble.combiner.restored(ensemble.predictions_of(outputs))
-    if ensemble.info.task == "classification":
-        columns = _classes(ensemble, outputs, combined, probabilities, members)
-    else:
-        columns = _values(ensemble, ensemble.loss.point(outputs), ensemble.loss.point(combined), members)
+    columns = _COLUMNS[ensemble.info.task](ensemble, outputs, combined, probabilities, members)
     names, values = list(columns), columns.values()
     for row in zip(*values, strict=True):
         yield dict(zip(names, row, strict=True))
@@ -73,17 +72,52 @@ def _labels(ensemble: Ensemble, indices: Tensor) -> list[str] | list[int]:
     return [classes[index] for index in indices.tolist()] if classes else indices.tolist()
 
 
-def _values(ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_members: bool) -> Columns:
-    """The columns for the values that members (M, B, C) and ensemble (B, C) predict; several values are numbered."""
-    deviations = outputs.std(dim=0, correction=0)
-    num_values = combined.shape[-1]
+def _label_sets(
+    ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_probabilities: bool, with_members: bool
+) -> Columns:
+    """The columns for labels: those that are predicted, separated by semicolons, and the probability of each."""
+    probabilities, member_probabilities = ensemble.loss.probabilities(combined), ensemble.loss.probabilities(outputs)
+    predicted, own = predicted_labels(probabilities), predicted_labels(member_probabilities)
+    entropy = binary_entropy(member_probabilities.double().mean(dim=0))
+    aleatoric = binary_entropy(member_probabilities.double()).mean(dim=0)
+    names = ensemble.classes or tuple(map(str, range(predicted.shape[-1])))
+    columns: Columns = {
+        "labels": _joined(predicted, names),
+        "agreement": numbers((own == predicted).all(dim=-1).float().mean(dim=0)),
+        "entropy": numbers(entropy.to(outputs.dtype)),
+        "mutual_information": numbers((entropy - aleatoric).clamp_min(0).to(outputs.dtype)),
+    }
+    for name, column in zip(names, probabilities.unbind(dim=-1), strict=True):
+        columns[f"probability[{name}]"] = numbers(column)
+    if with_members:
+        columns |= {f"member_labels[{index}]": _joined(labels, names) for index, labels in enumerate(own)}
+    return columns
+
+
+def _joined(labels: Tensor, names: Sequence[str]) -> list[str]:
+    return [";".join(name for name, has in zip(names, row, strict=True) if has) for row in labels.tolist()]
+
+
+def _values(
+    ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_probabilities: bool, with_members: bool
+) -> Columns:
+    """The columns for outputs (M, B, C) and what they combine to (B, C); several values are numbered.
+
+    The standard deviation is that of the members' predictions, unless the loss knows that of the ensemble.
+    """
+    loss, predicted = ensemble.loss, ensemble.loss.point(outputs)
+    by_name = {"value": loss.point(combined), "standard_deviation": predicted.std(dim=0, correction=0)}
+    known = loss.intervals(combined)
+    if "standard_deviation" in known:
+        by_name["member_deviation"] = by_name["standard_deviation"]
+    by_name |= known
+    num_values = predicted.shape[-1]
     ends = [""] if num_values == 1 else [f"_{index}" for index in range(num_values)]
     columns: Columns = {}
     for index, end in enumerate(ends):
-        columns[f"value{end}"] = _in_units(ensemble, combined, index)
-        columns[f"standard_deviation{end}"] = _in_units(ensemble, deviations, index)
+        columns |= {f"{name}{end}": _in_units(ensemble, values, index) for name, values in by_name.items()}
     if with_members:
-        for member, own in enumerate(outputs):
+        for member, own in enumerate(predicted):
             for index, end in enumerate(ends):
                 columns[f"member_value{end}[{member}]"] = _in_units(ensemble, own, index)
     return columns
@@ -97,6 +131,13 @@ def _in_units(ensemble: Ensemble, values: Tensor, index: int) -> list[float]:
     resolution = ensemble.target_scaling.std[index] * torch.finfo(ensemble.dtype).eps
     decimals = math.ceil(-math.log10(resolution))
     return [round(value, decimals) for value in column]
+
+
+_COLUMNS: dict[Task, Callable[[Ensemble, Tensor, Tensor, bool, bool], Columns]] = {
+    "classification": _classes,
+    "multilabel": _label_sets,
+    "regression": _values,
+}
 
 
 def numbers(values: Tensor) -> list[float]:

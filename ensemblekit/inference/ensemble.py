@@ -16,6 +16,7 @@ from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import DataInfo, Method
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
@@ -228,14 +229,14 @@ class Ensemble(nn.Module):
         return self.combiner.combine_learned(outputs)
 
     def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
-        """Compute the class probabilities (B, K); arguments as for `member_outputs`.
+        """Compute the probabilities of the classes or labels (B, K); arguments as for `member_outputs`.
 
         Raises:
             UsageError: the run is a regression.
             DataError: the inputs have another shape, or are not numbers.
             NumericError: an output is not finite.
         """
-        if self.info.task == "regression":
+        if not TASKS[self.info.task].has_probabilities:
             raise UsageError("a regression has no class probabilities", "predict_proba", "use predict")
         outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
@@ -249,7 +250,8 @@ class Ensemble(nn.Module):
 
         Returns:
             For classification an array (B,) of class names, or a tensor (B,) of class indices if the classes have no
-            names; for regression a tensor (B, C) of values: the point predictions that the outputs mean.
+            names; for multi-label targets a tensor (B, C) of bool: the labels of each input; for regression a tensor
+            (B, C) of values: the point predictions that the outputs mean.
 
         Raises:
             DataError: the inputs have another shape, or are not numbers.
@@ -259,10 +261,7 @@ class Ensemble(nn.Module):
             outputs = self.network_outputs(inputs)
             check_finite(outputs, lambda index: f"input {index}")
             combined = self.combiner.restored(self.combine_networks(outputs))
-            if self.info.task == "regression":
-                return self.loss.point(combined)
-            indices = self.loss.probabilities(combined).argmax(dim=-1)
-        return indices if self.classes is None else np.array(self.classes)[indices.cpu().numpy()]
+            return TASKS[self.info.task].predict(combined, self.loss, self.classes)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ensemblekit.core.confusion import class_report, confusion_matrix
+from ensemblekit.core.confusion import class_report, confusion_matrix, label_report
 from ensemblekit.core.errors import DataError, UsageError
+from ensemblekit.core.label_metrics import predicted_labels
 from ensemblekit.core.metrics import evaluate, flat_metrics
-from ensemblekit.core.plugin import Dataset
+from ensemblekit.core.plugin import Dataset, Task
 from ensemblekit.core.registry import Registry
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, Split, load_data
@@ -95,7 +97,7 @@ def evaluate_on(
     Args:
         ensemble: the trained ensemble.
         data: with inputs and outputs like the ensemble's; real targets in any units.
-        per_class: whether to add `classes` and `confusion`, if the task is classification.
+        per_class: whether to add `classes`, for classes and labels, and `confusion`, for classes.
         inputs: batches of network inputs in place of those of the test split, in the order of its samples.
 
     Raises:
@@ -113,8 +115,8 @@ def evaluate_on(
     restore = None if scaling is None else scaling.restore
     found = evaluate(outputs, targets, ensemble.loss, combined, restore, ensemble.spec.known_metrics)
     metrics: dict[str, Any] = flat_metrics(found)
-    if per_class and ensemble.info.task == "classification":
-        metrics |= by_class(ensemble, combined, targets)
+    if per_class and ensemble.info.task in _BY_CLASS:
+        metrics |= _BY_CLASS[ensemble.info.task](ensemble, combined, targets)
     return Evaluation(metrics, len(targets), ensemble.spec.data.name)
 
 
@@ -131,6 +133,18 @@ def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
 def by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
     """Return `classes` and `confusion` for the ensemble's outputs (N, C) and class indices (N,)."""
     probabilities = ensemble.loss.probabilities(combined)
-    classes = (targets.flatten() > 0).long() if ensemble.loss.takes == "margins" else targets
+    classes = TASKS[ensemble.info.task].target_for_metrics(targets, ensemble.loss)
     confusion = confusion_matrix(probabilities.argmax(dim=-1), classes, probabilities.shape[-1]).cpu()
     return {"classes": class_report(confusion, ensemble.classes), "confusion": confusion.tolist()}
+
+
+def _by_label(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
+    predicted = predicted_labels(ensemble.loss.probabilities(combined))
+    return {"classes": label_report(predicted, targets.bool(), ensemble.classes)}
+
+
+_BY_CLASS: dict[Task, Callable[[Ensemble, Tensor, Tensor], dict[str, Any]]] = {
+    "classification": by_class,
+    "multilabel": _by_label,
+}
+"""What is added for single classes or labels, by the task."""

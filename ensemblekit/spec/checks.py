@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ensemblekit.core.errors import PluginError, Problem, SpecError
@@ -21,13 +21,25 @@ def spec_problems(spec: Spec) -> list[Problem]:
 
 def data_problems(spec: Spec, info: DataInfo) -> list[Problem]:
     """Return the problems that the plugins of a spec see in data of this task and these shapes."""
-    return [*_collect(spec, "check_data", spec, info), *_missing_outputs(spec, info)]
+    weights = class_weight_problems(spec.training.class_weights, info)
+    return [*_collect(spec, "check_data", spec, info), *_missing_outputs(spec, info), *weights]
 
 
 def check_data(spec: Spec, info: DataInfo) -> None:
     """Raise a `SpecError` with everything that does not fit the loaded data."""
     if problems := data_problems(spec, info):
         raise SpecError(problems, f'the spec and the data of "{spec.data.name}"')
+
+
+def class_weight_problems(class_weights: str | Sequence[float] | None, info: DataInfo) -> Iterator[Problem]:
+    """Yield the reasons why weights of classes cannot be used with this data."""
+    path, num_classes = "training.class_weights", max(2, info.num_outputs)  # one output is enough for two classes
+    if class_weights is not None and info.task != "classification":
+        fix = "remove it; samples of any task can have weights of their own"
+        yield Problem(path, f"weights of classes are set, but the task is {info.task}", fix)
+    elif class_weights is not None and class_weights != "balanced" and len(class_weights) != num_classes:
+        fix = 'give one weight for each class, in their order, or "balanced"'
+        yield Problem(path, f"{len(class_weights)} weights for {num_classes} classes", fix)
 
 
 def _combiner_problems(spec: Spec) -> Iterable[Problem]:

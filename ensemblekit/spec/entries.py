@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ensemblekit.core.errors import PluginError
 from ensemblekit.core.parameters import Parameter, parameters, short, toml_value
-from ensemblekit.core.plugin import Method, Model, Plugin, Section
+from ensemblekit.core.plugin import Method, Model, Plugin, Section, Task
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.reading import Reader
@@ -165,13 +165,13 @@ class OptionalPluginEntry(PluginEntry):
 class LossEntry(PluginEntry):
     """The loss; its default depends on the task of the data, if that is known before loading."""
 
-    regression: str = ""
-    """The default for regression."""
+    by_task: Mapping[Task, str] = field(default_factory=dict)
+    """The default for each task."""
 
     def read(self, reader: Reader, value: Any) -> Plugin | None:
         data = reader.values.get("data")
-        is_regression = data is not None and data.known_task == "regression"
-        name = self.regression if is_regression else self.default
+        task = None if data is None else data.known_task
+        name = self.default if task is None else self.by_task[task]
         if isinstance(value, Mapping):
             return super().read(reader, {"name": name, **value})
         return super().read(reader, name if value is MISSING else value)

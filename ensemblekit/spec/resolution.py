@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ensemblekit.core.errors import SpecError
-from ensemblekit.core.losses import MSE, CrossEntropy
+from ensemblekit.core.losses import DEFAULT_LOSSES
 from ensemblekit.core.plugin import Section, Task
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.spec.checks import spec_problems
 from ensemblekit.spec.entries import Group
-from ensemblekit.spec.sections import DEFAULT_LOSS, ENTRIES, REGRESSION_LOSS, Spec
+from ensemblekit.spec.sections import ENTRIES, Spec
 
 
 def with_loss_for(spec: Spec, task: Task) -> Spec:
@@ -20,10 +21,10 @@ def with_loss_for(spec: Spec, task: Task) -> Spec:
     Raises:
         SpecError: a plugin of the spec cannot be used with this loss.
     """
-    name, loss_class = (REGRESSION_LOSS, MSE) if task == "regression" else (DEFAULT_LOSS, CrossEntropy)
+    name = DEFAULT_LOSSES[task]
     if spec.loss is not spec.default_loss or spec.loss.name == name:
         return spec
-    loss = loss_class().named(name)
+    loss = TASKS[task].default_loss().named(name)
     resolved = replace(spec, loss=loss, default_loss=loss)
     problems = spec_problems(resolved)
     if problems:

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import Field, field_validator
 
 from ensemblekit.core.augmentation import BatchAugmentation
-from ensemblekit.core.losses import Loss
+from ensemblekit.core.losses import DEFAULT_LOSSES, Loss
 from ensemblekit.core.metrics import Metric
 from ensemblekit.core.plugin import Combination, Dataset, Extension, Family, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
@@ -36,9 +36,8 @@ from ensemblekit.spec.optimizers import AnyOptimizer, OptimizerPlugin, optimizer
 from ensemblekit.spec.schedules import Schedule
 from ensemblekit.spec.sweep import SweepSection
 
-DEFAULT_LOSS = "cross_entropy"
-REGRESSION_LOSS = "mse"
-"""The default loss for real targets."""
+DEFAULT_LOSS = DEFAULT_LOSSES["classification"]
+"""The default loss where the task is not known yet."""
 ENGINES = {
     "threaded": "ensemblekit.engines.threaded:ThreadedEngine",
     "stacked": "ensemblekit.engines.stacked:StackedEngine",
@@ -63,6 +62,11 @@ class TrainingSection(Section):
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="samples in one step, B")
+    class_weights: Literal["balanced"] | tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        None,
+        description="how much samples of each class count in the objective, in the order of the classes; balanced: "
+        "all classes count the same; only ratios matter, and metrics are not weighted",
+    )
     clip_norm: float | None = Field(
         None,
         gt=0,
@@ -107,7 +111,11 @@ def _members_text(section: EnsembleSection) -> tuple[str, str]:
 
 
 def _training_text(section: TrainingSection) -> tuple[str, str]:
-    return "training", f"{section.epochs} epoch{'s' * (section.epochs > 1)}, batch size {section.batch_size}"
+    weights = section.class_weights
+    text = f"{section.epochs} epoch{'s' * (section.epochs > 1)}, batch size {section.batch_size}"
+    if weights is not None:
+        text += f", class weights {weights if isinstance(weights, str) else ', '.join(f'{w:g}' for w in weights)}"
+    return "training", text
 
 
 def _engine_text(section: EngineSection) -> tuple[str, str]:
@@ -123,7 +131,7 @@ def _sweep_text(section: SweepSection) -> tuple[str, str]:
     return "sweep", f"{', '.join(filter(None, parts)) or 'one run'}: for ensemblekit sweep; train ignores it"
 
 
-LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, regression=REGRESSION_LOSS)
+LOSS = LossEntry("training.loss", base=Loss, default=DEFAULT_LOSS, by_task=DEFAULT_LOSSES)
 OPTIMIZER = PluginChoiceEntry(
     "training.optimizer",
     names=optimizer_classes,

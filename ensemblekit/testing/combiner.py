@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemblekit.core.losses import MSE, CrossEntropy, Loss
+from ensemblekit.core.losses import DEFAULT_LOSSES, Loss
 from ensemblekit.core.plugin import Combination, Task
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
@@ -21,7 +22,7 @@ from ensemblekit.testing.toy_run import toy_registry, toy_spec, train_toy_run
 
 MEMBERS, SAMPLES, OUTPUTS = 5, 12, 3
 HOOKS = ("combine", "fit_combiner")
-LOSSES: dict[Task, Loss] = {"classification": CrossEntropy().named("cross_entropy"), "regression": MSE().named("mse")}
+LOSSES: dict[Task, Loss] = {task: kind.default_loss().named(DEFAULT_LOSSES[task]) for task, kind in TASKS.items()}
 
 
 class CombinerContract(PluginContract[Combination]):
@@ -44,6 +45,8 @@ class CombinerContract(PluginContract[Combination]):
         random = generator(0, "contract", "target")
         if task == "classification":
             return torch.randint(OUTPUTS, (SAMPLES,), generator=random)
+        if task == "multilabel":
+            return torch.randint(2, (SAMPLES, OUTPUTS), generator=random).double()
         return torch.randn(SAMPLES, OUTPUTS, generator=random, dtype=torch.float64)
 
     @check("it implements combine")
@@ -105,7 +108,8 @@ class CombinerContract(PluginContract[Combination]):
         """One epoch for each task that it can be used for."""
         registry = toy_registry(self.plugin)
         for task in self.plugin.tasks:
-            spec = toy_spec(registry, {"data.regression": task == "regression", "data.validation_fraction": 0.2})
+            data = {"data.regression": task == "regression", "data.multilabel": task == "multilabel"}
+            spec = toy_spec(registry, {**data, "data.validation_fraction": 0.2})
             train_toy_run(replace(spec, combiner=self.plugin), registry)
 
     def combine(self, outputs: Tensor, task: Task, fitted: Tensor | None = None) -> Tensor:

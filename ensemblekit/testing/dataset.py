@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.losses import MSE, CrossEntropy
-from ensemblekit.core.plugin import Dataset, Splits
+from ensemblekit.core.plugin import PREDICTED, Dataset, Splits
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
@@ -106,9 +106,11 @@ class DatasetContract(PluginContract[Dataset]):
             expected = "finite samples of one shape, each with a target in range"
             raise self.violation(expected, f"{error.what}; {error.where}", "load", error.fix) from error
         names = self.splits.classes
-        if names is not None and info.task == "classification" and len(names) != max(2, info.num_outputs):
+        named = info.num_outputs if info.task == "multilabel" else max(2, info.num_outputs)
+        if names is not None and TASKS[info.task].has_probabilities and len(names) != named:
             got = f"{len(names)} names: {', '.join(names[:5])}"
-            raise self.violation(f"a name for each of the {info.num_outputs} classes, or no names", got, "load")
+            what = f"a name for each of the {info.num_outputs} {PREDICTED[info.task]}, or no names"
+            raise self.violation(what, got, "load")
 
     @check("its declared info matches the loaded data", needs=[offline, valid])
     def declared_info(self) -> None:
@@ -194,7 +196,7 @@ class DatasetContract(PluginContract[Dataset]):
         """One epoch through the ordinary training path, on a few samples of this data set."""
         registry = toy_registry(self.plugin)
         few = self.plugin.model_copy(update={"limit_train": NUM_TRAIN, "limit_test": NUM_TEST})
-        loss = MSE() if self.data.info.task == "regression" else CrossEntropy()
+        loss = TASKS[self.data.info.task].default_loss()
         with no_network():
             train_toy_run(replace(toy_spec(registry), data=few, loss=loss), registry)
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.errors import Problem
-from ensemblekit.core.losses import MSE, CrossEntropy, Loss
-from ensemblekit.core.plugin import DataInfo
+from ensemblekit.core.losses import Loss
+from ensemblekit.core.plugin import PREDICTED, DataInfo, Task
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.spec.sections import Spec
 from ensemblekit.testing.checks import check
 from ensemblekit.testing.common import PluginContract
@@ -34,9 +35,11 @@ class LossContract(PluginContract[Loss]):
     @cached_property
     def spec(self) -> Spec:
         """A toy run on data that the loss accepts."""
-        tasks = [(False, size) for size in CLASSES]
+        tasks: list[tuple[Task, int]] = [("classification", size) for size in CLASSES]
         if self.plugin.takes == "values":
-            tasks = [*((True, size) for size in VALUES), *tasks]
+            tasks = [*(("regression", size) for size in VALUES), *tasks]
+        if self.plugin.takes == "labels":
+            tasks = [("multilabel", size) for size in CLASSES]
         found: list[Problem] = []
         for task in tasks:
             spec = self._spec(*task)
@@ -48,15 +51,15 @@ class LossContract(PluginContract[Loss]):
             "check_spec() and check_data() to accept data for regression or classification",
             "; ".join(dict.fromkeys(map(str, found))),
             "check_data",
-            "reject only what cannot work; tried: "
-            + ", ".join(f"{size} {'values' if regression else 'classes'}" for regression, size in tasks),
+            "reject only what cannot work; tried: " + ", ".join(f"{size} {PREDICTED[task]}" for task, size in tasks),
         )
 
-    def _spec(self, regression: bool, size: int) -> Spec:
+    def _spec(self, task: Task, size: int) -> Spec:
         changes = {
-            "data.regression": regression,
-            "data.num_values" if regression else "data.num_classes": size,
-            "training.loss": (MSE() if regression else CrossEntropy()).name,  # replaced below, but must fit the data
+            "data.regression": task == "regression",
+            "data.multilabel": task == "multilabel",
+            "data.num_values" if task == "regression" else "data.num_classes": size,
+            "training.loss": TASKS[task].default_loss().name,  # replaced below, but must fit the data
         }
         model = ToyNetwork(probabilities=self.plugin.takes == "probabilities")
         return replace(toy_spec(toy_registry(self.plugin), changes), model=model, loss=self.plugin)
@@ -78,6 +81,8 @@ class LossContract(PluginContract[Loss]):
     def target(self) -> Tensor:
         """Targets of B samples."""
         random = generator(0, "contract", "target")
+        if self.info.task == "multilabel":
+            return torch.randint(2, (BATCH, self.info.num_outputs), generator=random).double()
         if self.info.task == "regression":
             return torch.randn(BATCH, self.info.num_outputs, generator=random, dtype=torch.float64)
         return torch.randint(self.info.num_outputs, (BATCH,), generator=random)
@@ -153,7 +158,9 @@ class LossContract(PluginContract[Loss]):
         if describe(result) != describe(self.outputs.new_empty(MEMBERS, BATCH, classes)):
             raise self.violation(f"probabilities of shape (..., {classes})", describe(result), "probabilities")
         sums = result.sum(dim=-1)
-        if bool((result < 0).any()) or mismatch(sums, torch.ones_like(sums), 1e-9):
+        if self.plugin.takes == "labels":
+            sums = torch.ones_like(sums)  # each label has its own probability
+        if bool((result < 0).any()) or bool((result > 1 + 1e-9).any()) or mismatch(sums, torch.ones_like(sums), 1e-9):
             got = f"sums from {float(sums.min()):.4g} to {float(sums.max()):.4g}, smallest {float(result.min()):.4g}"
             raise self.violation("probabilities of at least 0 that sum to 1", got, "probabilities")
         if wrong := mismatch(self.plugin.log_probabilities(self.outputs).exp(), result, 1e-9):

@@ -88,7 +88,9 @@ class MethodContract(HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks)
         info = self.info
         random = generator(0, "contract", "batch", step)
         inputs = torch.randn(BATCH_SIZE, *info.input_shape, generator=random)
-        if info.task == "regression":
+        if info.task == "multilabel":
+            targets = torch.randint(2, (BATCH_SIZE, info.num_outputs), generator=random).float()
+        elif info.task == "regression":
             targets = torch.randn(BATCH_SIZE, info.num_outputs, generator=random)
         else:
             targets = torch.randint(info.num_outputs, (BATCH_SIZE,), generator=random)

@@ -8,17 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ensemblekit.core.losses import MSE, CrossEntropy, Loss
+from ensemblekit.core.losses import DEFAULT_LOSSES, Loss
 from ensemblekit.core.metrics import METRIC_GROUPS, Metric
 from ensemblekit.core.plugin import Task
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.testing.checks import check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.reviews import call_unmodified, describe
 from ensemblekit.testing.toy_run import NUM_CLASSES, toy_registry, toy_spec, train_toy_run
 
 MEMBERS, SAMPLES = 3, 40
-LOSSES: dict[Task, Loss] = {"classification": CrossEntropy().named("cross_entropy"), "regression": MSE().named("mse")}
+LOSSES: dict[Task, Loss] = {task: kind.default_loss().named(DEFAULT_LOSSES[task]) for task, kind in TASKS.items()}
 
 
 class MetricContract(PluginContract[Metric]):
@@ -58,7 +59,8 @@ class MetricContract(PluginContract[Metric]):
         """One epoch for each task that it can be used for."""
         registry = toy_registry(self.plugin)
         for task in self.plugin.tasks:
-            spec = toy_spec(registry, {"data.regression": task == "regression"})
+            data = {"data.regression": task == "regression", "data.multilabel": task == "multilabel"}
+            spec = toy_spec(registry, data)
             run = train_toy_run(replace(spec, metrics=(self.plugin,)), registry)
             if f"test_{self.plugin.name}" not in run.metrics:
                 raise self.violation(f"test_{self.plugin.name} in the metrics of a run", "no such metric", "compute")
@@ -76,4 +78,6 @@ def _samples(task: Task, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     outputs = torch.randn(MEMBERS, SAMPLES, NUM_CLASSES, generator=random, dtype=torch.float64).to(dtype)
     if task == "classification":
         return outputs, torch.randint(NUM_CLASSES, (SAMPLES,), generator=random)
+    if task == "multilabel":
+        return outputs, torch.randint(2, (SAMPLES, NUM_CLASSES), generator=random).to(dtype)
     return outputs, torch.randn(SAMPLES, NUM_CLASSES, generator=random, dtype=torch.float64).to(dtype)

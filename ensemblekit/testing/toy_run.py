@@ -21,6 +21,7 @@ from ensemblekit.api import run_spec
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.kinds import KINDS
+from ensemblekit.core.label_losses import BCE
 from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge, Loss
 from ensemblekit.core.nesting import PLUGIN, found
 from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
@@ -47,6 +48,7 @@ class ToyData(Dataset):
 
     shape: tuple[int, ...] = Field((6,), description="shape of an input")
     regression: bool = Field(False, description="predict real values instead of a class")
+    multilabel: bool = Field(False, description="predict several labels instead of a class")
     num_classes: int = Field(NUM_CLASSES, ge=2, description="number of classes")
     num_values: int = Field(NUM_VALUES, ge=1, description="number of real values to predict")
 
@@ -54,13 +56,18 @@ class ToyData(Dataset):
     def info(self) -> DataInfo:
         if self.regression:
             return DataInfo("regression", self.shape, self.num_values)
+        if self.multilabel:
+            return DataInfo("multilabel", self.shape, self.num_classes)
         return DataInfo("classification", self.shape, self.num_classes)
 
     def load(self, seed: int) -> Splits:
         inputs = torch.randn(NUM_TRAIN + NUM_TEST, *self.shape, generator=generator(seed, "inputs"))
         weights = torch.randn(prod(self.shape), self.info.num_outputs, generator=generator(0, "weights"))
         targets = inputs.flatten(1) @ weights
-        targets = targets if self.regression else targets.argmax(dim=1)
+        if self.multilabel:
+            targets = (targets > 0).float()
+        elif not self.regression:
+            targets = targets.argmax(dim=1)
         return Splits((inputs[:NUM_TRAIN], targets[:NUM_TRAIN]), (inputs[NUM_TRAIN:], targets[NUM_TRAIN:]), self.info)
 
 
@@ -87,7 +94,7 @@ class ToyNetwork(Model):
 def toy_registry(*plugins: Plugin) -> Registry:
     """A registry of these plugins and those in them by their names, and of everything else that a toy run needs."""
     classes = {(plugin.kind, plugin.name): type(plugin) for outer in plugins for plugin in _with_inner(outer)}
-    others = (CrossEntropy(), MSE(), NLL(), GaussianHinge(), Constant(), Crop(), Flip(), Rotate())
+    others = (CrossEntropy(), MSE(), NLL(), BCE(), GaussianHinge(), Constant(), Crop(), Flip(), Rotate())
     for plugin in (ToyData(), ToyNetwork(), *others):
         classes.setdefault((plugin.kind, plugin.name), type(plugin))
     return Registry(_registration(cls, name) for (_, name), cls in classes.items())

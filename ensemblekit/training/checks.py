@@ -11,8 +11,9 @@ from ensemblekit.core.composition import PROGRESS, check_composition
 from ensemblekit.core.errors import NumericError, UsageError
 from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.objective import Moment, Objective
-from ensemblekit.core.plugin import Family
+from ensemblekit.core.plugin import PREDICTED, Family
 from ensemblekit.core.seeds import generator
+from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.loading import Batch, Data
 from ensemblekit.spec.sections import Spec
@@ -38,7 +39,9 @@ def settings_notices(spec: Spec, data: Data) -> Iterator[str]:
     batch_size, samples = spec.training.batch_size, len(data.train)
     if batch_size > samples:
         yield f"training.batch_size is {batch_size}, but there are only {samples} training samples: each step uses all"
-    if missing := _missing_classes(data):
+    targets, info = data.train.targets, data.info
+    missing = [] if targets.is_meta else TASKS[info.task].missing(targets, info.num_outputs)
+    if missing:
         yield _missing_classes_text(missing, data)
     if method := _sets_every_rate(spec):
         yield f'training.schedule has no effect: "{method}" sets the learning rate of every step'
@@ -55,19 +58,12 @@ def _sets_every_rate(spec: Spec) -> str:
     return setting[0] if all(setting) else ""
 
 
-def _missing_classes(data: Data) -> list[int]:
-    """Return the classes that no training sample has; none for regression."""
-    targets = data.train.targets
-    if data.info.task != "classification" or targets.is_meta:
-        return []
-    present = set(targets.clamp_min(0).unique().tolist())  # with a margin loss the first of two classes may be -1
-    return [index for index in range(data.info.num_outputs) if index not in present]
-
-
 def _missing_classes_text(missing: list[int], data: Data) -> str:
     names = ", ".join(map(str, missing[:MAX_CLASSES]))
     more = f" and {len(missing) - MAX_CLASSES} more" if len(missing) > MAX_CLASSES else ""
-    classes = f"{'class' if len(missing) == 1 else 'classes'} {names}{more}"
+    plural = PREDICTED[data.info.task]
+    singular = {"classes": "class", "labels": "label"}.get(plural, plural)
+    classes = f"{singular if len(missing) == 1 else plural} {names}{more}"
     # a class in the middle may be rare, or lost to data.limit_train
     question = ": are the classes numbered from 0?" if missing[0] == 0 and not data.classes else ""
     return f"no training sample has {classes} of 0 to {data.info.num_outputs - 1}{question}"

@@ -33,12 +33,20 @@ def fit_members(
         inputs = torch.cat([batch.inputs.cpu() for batch in train.batches(spec.training.batch_size)])
         for state in unfitted:
             device = next((tensor.device for tensor in state.network.buffers()), torch.device("cpu"))
-            own = None if weights is None else weights[:, state.seed_index].cpu()
+            own = _own_weights(weights, train.importance, state.seed_index)
             seed = derive_seed(spec.seed, "fit", state.seed_index)
             state.model.fit(state.network.cpu(), inputs, train.targets.cpu(), own, spec.loss, seed)
             state.network.to(device)
             state.steps = 1
     look_up_outputs(states, splits, spec.loss)
+
+
+def _own_weights(weights: Tensor | None, importance: Tensor | None, member: int) -> Tensor | None:
+    """Return the weights of the training samples (N,) for a member: those of methods, times those of the data."""
+    if weights is None:
+        return None if importance is None else importance.cpu()
+    own = weights[:, member].cpu()
+    return own if importance is None else own * importance.cpu()
 
 
 def look_up_outputs(states: Sequence[MemberState], splits: Mapping[str, Split | None], loss: Loss) -> None:

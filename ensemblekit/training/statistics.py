@@ -11,6 +11,7 @@ from torch import Tensor
 from ensemblekit.core.decomposition import quadratic_diversity
 from ensemblekit.core.errors import NumericError
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.tasks import task_of
 from ensemblekit.data.loading import Batch
 from ensemblekit.training.stopwatch import Elapsed
 
@@ -67,9 +68,9 @@ class EpochStatistics:
         loss, combined = self.objective.loss, self.objective.combine(outputs, self.indices)
         weighted = sum(value * size for value, size in zip(values, sizes, strict=True))
         sums = {"train_objective": weighted, "train_loss": loss(combined, targets).sum()}
-        if not targets.is_floating_point():
-            classes = loss.probabilities(combined).argmax(dim=-1)
-            sums["train_accuracy"] = (classes == targets.clamp_min(0)).sum()
+        correct = task_of(loss, combined, targets).correct(combined, targets, loss)
+        if correct is not None:
+            sums["train_accuracy"] = correct.sum()
         if self._has_diversity(len(predictions)):
             diversity = quadratic_diversity(predictions, predictions.mean(dim=0), targets, loss)
             sums[DIVERSITY] = diversity.mean(dim=0).sum()

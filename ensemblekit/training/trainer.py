@@ -23,6 +23,7 @@ from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
+from ensemblekit.data.weighting import weighted_by_class
 from ensemblekit.engines.base import Engine, EngineSettings, predicts
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
 from ensemblekit.members.growing import GrowingMembers
@@ -96,7 +97,8 @@ class Trainer:
         self.started = time.perf_counter()
         self.device = device or choose_device(spec.engine.device)
         loaded = data or load_data(spec.data, spec.seed)
-        self.data = loaded.mixed_by(spec.mix).to(self.device)
+        weighted = weighted_by_class(loaded, spec.training.class_weights)
+        self.data = weighted.mixed_by(spec.mix).to(self.device)
         spec = with_loss_for(spec, self.data.info.task)
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Probabilities(Combination):
-    """The mean of the members' class probabilities: the ensemble as a mixture of its members."""
+    """The mean of the members' probabilities of classes or labels: the ensemble as a mixture of its members."""
 
     paper = "Lakshminarayanan et al. 2017, Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"
     formula = "p = (1/M) sum_i p_i,  for cross-entropy p_i = softmax(h_i)"
-    tasks = ("classification",)
+    tasks = ("classification", "multilabel")
 
     @hookimpl
     def combine(self, outputs: Tensor, loss: Loss) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tables in CSV or NPZ files, for classification or regression."""
+"""Tables in CSV or NPZ files, for classification, multi-label classification or regression."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY_NUMBER = 2**31 - 1
 
 
 class Table(Dataset):
-    """Your table in a CSV or NPZ file, for classification or regression.
+    """Your table in a CSV or NPZ file, for classification, multi-label classification or regression.
 
     Numbers are standardised, and a missing number is replaced by the mean. Other columns are one-hot encoded, with a
     category for missing values; a category that the training rows do not have is encoded as zeros. The preparation is
@@ -36,12 +36,18 @@ class Table(Dataset):
         description="CSV file with a header, or NPZ file, of the training rows; relative to the current directory"
     )
     target: Name | Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
-        description="column to predict; a list of columns for regression of several values"
+        description="column to predict; a list of columns for regression of several values, or of labels of 0 and 1 if "
+        "the task is multilabel"
     )
-    task: Literal["auto", "classification", "regression"] = Field(
+    task: Literal["auto", "classification", "multilabel", "regression"] = Field(
         "auto",
-        description="whether to predict a class or real values; auto: a class if the target is text or has few "
+        description="whether to predict a class, labels or real values; auto: a class if the target is text or has few "
         "different integers, real values if it has many different decimal fractions, else an error that asks",
+    )
+    weight: Name | None = Field(
+        None,
+        description="column of numbers of at least 0 that says how much each training row counts in the objective; it "
+        "is not a feature, and metrics are not weighted",
     )
     test_path: Path | None = Field(None, description="file of the test rows, in the same format")
     test_fraction: float = Field(
@@ -74,19 +80,24 @@ class Table(Dataset):
     @classmethod
     def _one_class_column(cls, task: str, info: ValidationInfo) -> str:
         if task == "classification" and len(_names(info.data.get("target", ""))) != 1:
-            raise ValueError("needs exactly one target column: name one, or set task to regression")
+            raise ValueError("needs exactly one target column: name one, or set task to regression or multilabel")
+        if task == "multilabel" and isinstance(info.data.get("target"), str):
+            raise ValueError("needs a list of target columns, one for each label")
         return task
 
-    @field_validator("ignore", "columns", "categorical")
+    @field_validator("weight", "ignore", "columns", "categorical")
     @classmethod
     def _not_the_target(cls, names: Any, info: ValidationInfo) -> Any:
-        both = [name for name in names if name in _names(info.data.get("target", ""))]
+        listed = [names] if isinstance(names, str) else names or ()
+        both = [name for name in listed if name in _names(info.data.get("target", ""))]
         if both:
             raise ValueError(f'names the target "{both[0]}": leave it out')
+        if info.field_name != "weight" and info.data.get("weight") in listed:
+            raise ValueError(f'names the weight "{info.data["weight"]}": leave it out')
         return names
 
     @property
-    def known_task(self) -> Literal["classification", "regression"] | None:
+    def known_task(self) -> Literal["classification", "multilabel", "regression"] | None:
         if self.task != "auto":
             return self.task
         return "regression" if len(_names(self.target)) > 1 else None
@@ -101,36 +112,40 @@ class Table(Dataset):
         from ensemblekit_datasets.table_columns import check_categories, plan_rows, summaries
         from ensemblekit_datasets.table_files import read_raw
         from ensemblekit_datasets.table_preparation import TablePreparation
-        from ensemblekit_datasets.table_targets import target_tensor
+        from ensemblekit_datasets.table_targets import target_tensor, weight_tensor
 
         raw = read_raw(self.path.absolute(), self.delimiter)
         columns, classes = self._read(raw)
-        features = [name for name in columns.by_name if name not in _names(self.target)]
+        task = self.known_task or ("classification" if classes else "regression")
+        features = [name for name in columns.by_name if name not in (*_names(self.target), self.weight)]
         undeclared = (name for name in features if name not in self._kinds())
         check_categories(columns, undeclared, self.max_categories, self.ignore)
-        targets = target_tensor(columns, _names(self.target), classes)
+        are_labels = task == "multilabel"
+        targets = target_tensor(columns, _names(self.target), classes, are_labels)
         rows, validation_rows, test_rows = self._split_rows(targets, seed)
         encoder = Encoder.fit(columns, rows, features, self.ignore)
         test = (encoder(columns, test_rows), targets[test_rows])
         indices = {"train": rows, "validation": validation_rows, "test": test_rows}
         if self.test_path is not None:
             test_raw = read_raw(self.test_path.absolute(), self.delimiter)
-            test_columns = typed_columns(test_raw, columns.kinds, self._number_format())
-            test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes))
+            kinds = {name: kind for name, kind in columns.kinds.items() if name != self.weight}
+            test_columns = typed_columns(test_raw, kinds, self._number_format())
+            test = (encoder(test_columns), target_tensor(test_columns, _names(self.target), classes, are_labels))
             del indices["test"]  # all rows of their own file
-        described = summaries(raw.by_name, columns, encoder, _names(self.target), classes)
+        described = summaries(raw.by_name, columns, encoder, _names(self.target), classes, self.weight)
         preparation = TablePreparation(encoder, _names(self.target), classes, self.delimiter, self._number_format())
         num_outputs = len(classes) if classes else len(_names(self.target))
         return Splits(
             train=(encoder(columns, rows), targets[rows]),
             validation=(encoder(columns, validation_rows), targets[validation_rows]) if len(validation_rows) else None,
             test=test,
-            info=DataInfo("classification" if classes else "regression", (encoder.num_features,), num_outputs),
-            classes=classes,
+            info=DataInfo(task, (encoder.num_features,), num_outputs),
+            classes=_names(self.target) if are_labels else classes,
             notes=plan_rows(described, encoder.num_features),
-            standardise_targets=self.standardise_targets and not classes,
+            standardise_targets=self.standardise_targets and task == "regression",
             preparation=preparation.to_json(described),
             indices=indices,
+            weights=None if self.weight is None else weight_tensor(columns, self.weight)[rows],
         )
 
     def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
@@ -167,20 +182,22 @@ class Table(Dataset):
         return Encoder.fit(columns, rows, kinds)(new)
 
     def _read(self, raw: RawTable) -> tuple[Columns, tuple[str, ...] | None]:
-        """Return the columns that are used, and the names of the classes, None for regression."""
+        """Return the columns that are used, and the names of the classes, None for labels and real values."""
         from ensemblekit_datasets.columns import check_exist, typed_columns
         from ensemblekit_datasets.table_targets import class_names, infer_task
 
         ignored = {*self.ignore, *(name for name, use in self.columns.items() if use == "ignore")}
         given = self._kinds()
-        check_exist(raw, [*_names(self.target), *given, *ignored])
-        if set(raw.by_name) <= {*_names(self.target), *ignored}:
+        weight = () if self.weight is None else (self.weight,)
+        check_exist(raw, [*_names(self.target), *weight, *given, *ignored])
+        if set(raw.by_name) <= {*_names(self.target), *weight, *ignored}:
             raise DataError("expected columns besides the target, got none", str(raw.path), "add features")
         task = self.known_task or infer_task(raw, _names(self.target)[0], self._number_format())
         given |= dict.fromkeys(_names(self.target), "text" if task == "classification" else "number")
+        given |= dict.fromkeys(weight, "number")
         used = {name: given.get(name) for name in raw.by_name if name not in ignored}
         columns = typed_columns(raw, used, self._number_format())
-        if task == "regression":
+        if task != "classification":
             return columns, None
         return columns, class_names(columns, _names(self.target)[0], self._number_format(), self.max_classes)
 

@@ -36,8 +36,8 @@ class ColumnSummary:
     @property
     def text(self) -> str:
         """A description in words."""
-        if self.role == "ignored":
-            return "ignored"
+        if self.role in ("ignored", "weight"):
+            return "ignored" if self.role == "ignored" else "weight of the row, no feature"
         many = (
             "" if self.categories is None else f", {self.categories} {'classes' if self.role == 'target' else 'values'}"
         )
@@ -90,7 +90,12 @@ def _reason(values: list[str], max_categories: int | None) -> str:
 
 
 def summaries(
-    order: Iterable[str], columns: Columns, encoder: Encoder, targets: Iterable[str], classes: tuple[str, ...] | None
+    order: Iterable[str],
+    columns: Columns,
+    encoder: Encoder,
+    targets: Iterable[str],
+    classes: tuple[str, ...] | None,
+    weight: str | None = None,
 ) -> list[ColumnSummary]:
     """Describe every column of the training file, in its order."""
     features = {feature.name: feature for feature in encoder.features}
@@ -104,6 +109,8 @@ def summaries(
             count = len(feature.categories) if isinstance(feature, Category) else None
             kind = "number" if count is None else "category"
             result.append(ColumnSummary(name, "feature", kind, columns.num_missing(name), count))
+        elif name == weight:
+            result.append(ColumnSummary(name, "weight", "number", 0))
         else:
             result.append(ColumnSummary(name, "ignored", "", 0))
     return result

@@ -76,18 +76,20 @@ def class_names(columns: Columns, name: str, number_format: NumberFormat, max_cl
     return tuple(sorted(names, key=int) if integers else sorted(names))
 
 
-def target_tensor(columns: Columns, names: Sequence[str], classes: tuple[str, ...] | None) -> Tensor:
-    """Return class indices (N,), or real values in float64 (N, number of target columns).
+def target_tensor(
+    columns: Columns, names: Sequence[str], classes: tuple[str, ...] | None, are_labels: bool = False
+) -> Tensor:
+    """Return class indices (N,), or labels or real values in float64 (N, number of target columns).
 
     Raises:
-        DataError: A target is missing, or is not one of the classes.
+        DataError: A target is missing, is not one of the classes, or is a label other than 0 and 1.
     """
-    expected = f"one of {', '.join(classes)}" if classes else "a number"
-    known = set(classes or ())
+    expected = f"one of {', '.join(classes)}" if classes else "0 or 1" if are_labels else "a number"
+    known: set[str | float] = {0.0, 1.0} if are_labels else set(classes or ())
     for name in names:
         for row, value in enumerate(columns.by_name[name]):
             missing = value is None or value != value
-            if missing or (classes and value not in known):
+            if missing or (known and value not in known):
                 what = f"expected {expected:.200}, got {'nothing' if missing else value}"
                 raise DataError(what, columns.where(row, name), "correct it, or remove the row")
     values = [columns.by_name[name] for name in names]
@@ -95,3 +97,16 @@ def target_tensor(columns: Columns, names: Sequence[str], classes: tuple[str, ..
         return torch.from_numpy(np.stack(values, axis=1))
     index = {name: number for number, name in enumerate(classes)}
     return torch.tensor([index[value] for value in values[0]])
+
+
+def weight_tensor(columns: Columns, name: str) -> Tensor:
+    """Return the weights of the rows, float64 (N,).
+
+    Raises:
+        DataError: A weight is missing or less than 0.
+    """
+    for row, value in enumerate(columns.by_name[name]):
+        if not value >= 0:
+            what = f"expected a weight of at least 0, got {'nothing' if value != value else value}"
+            raise DataError(what, columns.where(row, name), "correct it, or remove the row")
+    return torch.from_numpy(columns.by_name[name])

@@ -44,7 +44,7 @@ class DiversityCooperation(Method):
         return -cross_entropy_to_others(outputs)
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        if spec.loss.takes in ("probabilities", "margins"):
+        if spec.loss.takes in ("probabilities", "margins", "labels"):
             what = f'"{self.name}" needs logits as outputs, but with "{spec.loss.name}" they are {spec.loss.takes}'
             yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
         if spec.data.info is None and spec.data.known_task == "regression":

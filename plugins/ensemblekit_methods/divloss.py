@@ -38,7 +38,7 @@ class DivLoss(Method):
         return loss(combined, target)
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        if spec.loss.takes in ("probabilities", "margins"):
+        if spec.loss.takes in ("probabilities", "margins", "labels"):
             what = f'"{self.name}" needs logits as outputs, but with "{spec.loss.name}" they are {spec.loss.takes}'
             yield Problem("/training.loss", what, 'use loss = "cross_entropy"')
 

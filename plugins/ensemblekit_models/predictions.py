@@ -56,8 +56,8 @@ class Predictions(Model):
                     yield Problem("content", what, 'give numbers of at least 0 that sum to 1, or set "outputs"')
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
-        if self.content == "probabilities" and info.task == "regression":
-            what = f'the task of "{spec.data.name}" is regression, which has no class probabilities'
+        if self.content == "probabilities" and info.task != "classification":
+            what = f'the task of "{spec.data.name}" is {info.task}, which has no class probabilities'
             yield Problem("content", what, 'set it to "outputs"')
             return
         try:

@@ -69,6 +69,9 @@ class Sklearn(Model):
         return {}
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
+        if info.task == "multilabel":
+            yield Problem("", f'"{self.name}" cannot predict the labels of "{spec.data.name}"', "use another model")
+            return
         is_regression = info.task == "regression"
         if not self.estimator_kind.location(not is_regression):
             predicts, others = ("classes", "ridge") if is_regression else ("values", "logistic_regression")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ensemblekit import DataInfo, Problem, Spec
 from helpers.broken_others import LOSS_TRAINS, PER_SAMPLE, GoodLoss
-from helpers.probabilistic_losses import GaussianNLL, Pinball
+from helpers.probabilistic_losses import NormalNLL, Pinball
 
 SLICES = "the parts of its outputs add up"
 POINT = "its point prediction has a value for each target"
@@ -23,7 +23,7 @@ class ForTwoClasses(GoodLoss):
             yield Problem("", "not two classes", "use another loss")
 
 
-class ForOneValue(GaussianNLL):
+class ForOneValue(NormalNLL):
     """Can be used for one real value only."""
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
@@ -31,7 +31,7 @@ class ForOneValue(GaussianNLL):
             yield Problem("", "not one real value", "use another loss")
 
 
-GOOD = (GaussianNLL, Pinball, ForTwoClasses, ForOneValue)
+GOOD = (NormalNLL, Pinball, ForTwoClasses, ForOneValue)
 
 
 class ForNobody(GoodLoss):
@@ -50,28 +50,28 @@ class SmallBatchesOnly(GoodLoss):
         return super().per_sample(outputs, target)
 
 
-class MissingSlice(GaussianNLL):
+class MissingSlice(NormalNLL):
     """Does not name its variance."""
 
     def slices(self, num_outputs: int) -> Mapping[str, int]:
         return {"mean": num_outputs // 2}
 
 
-class KeepsItsUnits(GaussianNLL):
+class KeepsItsUnits(NormalNLL):
     """Does not convert anything."""
 
     def rescale(self, outputs: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
         return outputs
 
 
-class RescalesOneWay(GaussianNLL):
+class RescalesOneWay(NormalNLL):
     """Rounds when it converts."""
 
     def rescale(self, outputs: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
         return super().rescale(outputs, convert).round()
 
 
-class TwoPoints(GaussianNLL):
+class TwoPoints(NormalNLL):
     """Gives all its outputs as the point prediction, and accepts all data."""
 
     def point(self, outputs: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class TwoPoints(GaussianNLL):
         return ()
 
 
-class DefaultRescale(GaussianNLL):
+class DefaultRescale(NormalNLL):
     """Does not say how its variance is converted."""
 
     def rescale(self, outputs: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ensemblekit import DataInfo, Loss
 
 
-class GaussianNLL(Loss):
+class NormalNLL(Loss):
     """Negative log-likelihood of a normal distribution, whose mean and logarithm of the variance are the outputs."""
 
     formula = "l = 1/2 (s + (y - m)^2 exp(-s))"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.probabilistic_losses import GaussianNLL, Pinball
+from helpers.probabilistic_losses import NormalNLL, Pinball
 from sklearn.datasets import load_diabetes
 
 import ensemblekit as ek
 from ensemblekit.core.errors import SpecError, UsageError
 from ensemblekit.inference.prediction import predict_files
 
-LOSSES = {"gaussian_nll": GaussianNLL, "pinball": Pinball}
-NUM_OUTPUTS = {"gaussian_nll": 2, "pinball": 3}
+LOSSES = {"normal_nll": NormalNLL, "pinball": Pinball}
+NUM_OUTPUTS = {"normal_nll": 2, "pinball": 3}
 
 
 def spec_of(loss: str, table: Path) -> dict:
@@ -110,7 +110,7 @@ def test_evaluating_the_run_again_gives_the_same_metrics(run):
 def test_runs_with_different_losses_are_compared_and_reported(table, tmp_path):
     runs = [
         ek.train(spec_of(loss, table), tmp_path / loss, progress=False, plugins=LOSSES.values())
-        for loss in ("gaussian_nll", "pinball", "mse")
+        for loss in ("normal_nll", "pinball", "mse")
     ]
     comparison = ek.compare([run.path for run in runs], plugins=LOSSES.values())
     comparison.plot(tmp_path / "figure.svg")
@@ -141,7 +141,7 @@ def test_a_loss_without_second_derivative_has_no_diversity(table, tmp_path, caps
         ek.decompose(outputs, target, Pinball())
 
 
-class NoPoint(GaussianNLL):
+class NoPoint(NormalNLL):
     """Does not say which of its outputs is the prediction."""
 
     def point(self, outputs):

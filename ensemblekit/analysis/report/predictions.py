@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import entropy
+from ensemblekit.core.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def predict(outputs: Tensor, combined: Tensor, targets: Tensor, loss: Loss, name
     total = entropy(mean)
     num_classes = probabilities.shape[-1]
     return Predictions(
-        targets=(targets.flatten() > 0).long() if loss.takes == "margins" else targets.flatten().long(),
+        targets=TASKS["classification"].target_for_metrics(targets.flatten(), loss),
         probabilities=probabilities,
         votes=torch.stack(votes),
         member_confidence=torch.stack(confidence),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,10 @@ from ensemblekit.analysis.report.regression import ValuePredictions, value_chart
 from ensemblekit.analysis.report.samples import class_samples, value_samples
 from ensemblekit.analysis.report.sizes import size_charts, size_curves
 from ensemblekit.core.errors import DataError
+from ensemblekit.core.losses import Loss
+from ensemblekit.core.plugin import Task
 from ensemblekit.core.selective_prediction import RiskCoverage
+from ensemblekit.core.tasks import TASKS, TaskKind, task_of
 from ensemblekit.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -92,8 +95,12 @@ def _output_sections(run: Run, data: Any) -> list[Section]:
     kept, combiner = run.outputs("test", data), run.combiner()
     metadata = RunDirectory.open(run.path).read_metadata()
     combined = combiner.restored(combiner.combine_kept(kept))
-    if metadata.get("task") == "regression":
-        return _regression_sections(run, kept, combiner, combined, metadata)
+    return _SECTIONS[metadata["task"]](run, kept, combiner, combined, metadata)
+
+
+def _class_sections(
+    run: Run, kept: KeptOutputs, combiner: Combiner, combined: Tensor, metadata: Mapping[str, Any]
+) -> list[Section]:
     predictions = predict(kept.outputs, combined, kept.targets, combiner.loss, metadata.get("classes"))
     groups = class_samples(predictions, kept.index)
     groups, note = show_inputs(groups, run, metadata.get("preparation"))
@@ -169,14 +176,37 @@ def _class_sizes(kept: KeptOutputs, combiner: Combiner) -> list[Chart]:
     if len(outputs) < 2 or combiner.needs_all_members:
         return []
     loss, targets = combiner.loss, kept.targets
-    classes = (targets.flatten() > 0).long() if loss.takes == "margins" else targets
+    task = task_of(loss, outputs, targets)
 
     def score(combined: Tensor) -> dict[str, float]:
-        predicted = loss.probabilities(combined).argmax(dim=-1)
-        accuracy = (predicted == classes).double().mean()
-        return {"accuracy": float(accuracy), "loss": float(loss(combined, targets).mean())}
+        correct = task.correct(combined, targets, loss)
+        accuracy = {} if correct is None else {"accuracy": float(correct.double().mean())}
+        return {**accuracy, "loss": float(loss(combined, targets).mean())}
 
     return size_charts(size_curves(outputs, lambda part: combiner.of_size(len(part)).combine(part), score))
+
+
+def _label_sections(
+    run: Run, kept: KeptOutputs, combiner: Combiner, combined: Tensor, metadata: Mapping[str, Any]
+) -> list[Section]:
+    loss, task = combiner.loss, TASKS["multilabel"]
+    correct = torch.stack([_right(task, member, kept.targets, loss) for member in kept.outputs])
+    values = tuple(correct.double().mean(dim=1).tolist())
+    quality = MemberQuality(
+        measure="accuracy",
+        values=values,
+        ensemble=float(_right(task, combined, kept.targets, loss).double().mean()),
+        oracle=float(correct.any(dim=0).double().mean()) if len(values) > 1 else None,
+        margins=accuracy_margins(values, correct.shape[1]),
+    )
+    note = f"Accuracy is the share of samples whose labels are all right. {_size_note(combiner)}".strip()
+    return [Section("members", "Members", [quality_chart(quality), *_class_sizes(kept, combiner)], note)]
+
+
+def _right(task: TaskKind, outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
+    correct = task.correct(outputs, targets, loss)
+    assert correct is not None
+    return correct
 
 
 def _regression_sections(
@@ -216,3 +246,11 @@ def _regression_sections(
         Section("errors", "Errors", errors_charts),
         Section("samples", "Samples", [], note, groups),
     ]
+
+
+_SECTIONS: dict[Task, Callable[[Run, KeptOutputs, Combiner, Tensor, Mapping[str, Any]], list[Section]]] = {
+    "classification": _class_sections,
+    "multilabel": _label_sections,
+    "regression": _regression_sections,
+}
+"""The sections about predictions, by the task."""

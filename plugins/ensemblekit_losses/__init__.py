@@ -1,0 +1,1 @@
+"""Built-in losses beside those of the core, one file each."""
