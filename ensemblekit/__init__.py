@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from ensemblekit.analysis.run_list import ListedRun, list_runs
     from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
+        calibrate,
         compare,
+        conform,
         datasets,
         evaluate_run,
         load,
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
         resume,
         sweep,
         train,
+        undo_calibrate,
+        undo_conform,
     )
     from ensemblekit.core.augmentation import Augmentation, BatchAugmentation
     from ensemblekit.core.decomposition import Decomposition
@@ -55,7 +59,9 @@ if TYPE_CHECKING:
     from ensemblekit.data.scaling import TargetScaling
     from ensemblekit.data.splitting import hold_out
     from ensemblekit.formulas import build_model, decompose, draw_sample_weights, evaluate, objective
+    from ensemblekit.inference.calibrating import CalibrationResult
     from ensemblekit.inference.combining import Combiner
+    from ensemblekit.inference.conforming import ConformalResult
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
@@ -70,9 +76,11 @@ __all__ = [
     "Augmentations",
     "Batch",
     "BatchAugmentation",
+    "CalibrationResult",
     "Combination",
     "Combiner",
     "Comparison",
+    "ConformalResult",
     "Data",
     "DataError",
     "DataInfo",
@@ -107,7 +115,9 @@ __all__ = [
     "atomic_write",
     "build_model",
     "cache_directory",
+    "calibrate",
     "compare",
+    "conform",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -136,10 +146,15 @@ __all__ = [
     "sha256_of_file",
     "sweep",
     "train",
+    "undo_calibrate",
+    "undo_conform",
 ]
 
 _HOMES = {
-    "api": ("compare datasets evaluate_run load load_spec methods models open_run report resume sweep train"),
+    "api": (
+        "calibrate compare conform datasets evaluate_run load load_spec methods models open_run report resume sweep "
+        "train undo_calibrate undo_conform"
+    ),
     "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
@@ -163,7 +178,9 @@ _HOMES = {
     "data.loading": "Batch Data Split load_data",
     "data.scaling": "TargetScaling",
     "data.splitting": "hold_out",
+    "inference.calibrating": "CalibrationResult",
     "inference.combining": "Combiner",
+    "inference.conforming": "ConformalResult",
     "inference.ensemble": "Ensemble",
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",

@@ -11,11 +11,17 @@ from torch import Tensor
 from ensemblekit.core.metrics import uncertainty
 from ensemblekit.inference.ensemble import Ensemble
 
+SEPARATOR = " | "
+"""Between the classes of a set."""
 Answer = dict[str, str | int | float]
 
 
 def answers(
-    ensemble: Ensemble, outputs: Tensor, probabilities: bool = False, members: bool = False
+    ensemble: Ensemble,
+    outputs: Tensor,
+    probabilities: bool = False,
+    members: bool = False,
+    uniform: Tensor | None = None,
 ) -> Iterator[Answer]:
     """Yield an answer for each sample.
 
@@ -25,11 +31,12 @@ def answers(
         probabilities: whether to add the probability of every class as ``probability[NAME]``.
         members: whether to add what each member predicts: ``member_class[INDEX]`` and ``member_probability[INDEX]``,
             or ``member_value[INDEX]``.
+        uniform: the random numbers (B,) of prediction sets, if the run has such.
     """
     combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
     outputs = ensemble.combiner.restored(ensemble.predictions_of(outputs))
     if ensemble.info.task == "classification":
-        columns = _classes(ensemble, outputs, combined, probabilities, members)
+        columns = _classes(ensemble, outputs, combined, probabilities, members, uniform)
     else:
         columns = _values(ensemble, ensemble.loss.point(outputs), ensemble.loss.point(combined), members)
     names, values = list(columns), columns.values()
@@ -41,7 +48,12 @@ Columns = dict[str, list[str] | list[int] | list[float]]
 
 
 def _classes(
-    ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_probabilities: bool, with_members: bool
+    ensemble: Ensemble,
+    outputs: Tensor,
+    combined: Tensor,
+    with_probabilities: bool,
+    with_members: bool,
+    uniform: Tensor | None,
 ) -> Columns:
     """The columns of the answers for outputs (M, B, C) and what they combine to (B, C)."""
     probabilities = ensemble.loss.probabilities(combined)
@@ -56,6 +68,10 @@ def _classes(
         "entropy": numbers(uncertain.entropy.to(outputs.dtype)),
         "mutual_information": numbers(uncertain.mutual_information.to(outputs.dtype)),
     }
+    if ensemble.conformal is not None and uniform is not None:
+        exact = ensemble.loss.probabilities(combined.double())
+        sets = ensemble.named_sets(exact, ensemble.conformal.sets(exact, uniform))
+        columns["set"] = [SEPARATOR.join(map(str, classes)) for classes in sets]
     if with_probabilities:
         for index, column in enumerate(probabilities.unbind(dim=-1)):
             name = ensemble.classes[index] if ensemble.classes else index
@@ -82,6 +98,11 @@ def _values(ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_members:
     for index, end in enumerate(ends):
         columns[f"value{end}"] = _in_units(ensemble, combined, index)
         columns[f"standard_deviation{end}"] = _in_units(ensemble, deviations, index)
+    if ensemble.conformal is not None:
+        half = ensemble.conformal.half_widths(deviations)
+        for index, end in enumerate(ends):
+            columns[f"low{end}"] = _in_units(ensemble, combined - half, index)
+            columns[f"high{end}"] = _in_units(ensemble, combined + half, index)
     if with_members:
         for member, own in enumerate(outputs):
             for index, end in enumerate(ends):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ensemblekit.core.confusion import class_report, confusion_matrix
 from ensemblekit.core.errors import DataError, UsageError
+from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import evaluate, flat_metrics
 from ensemblekit.core.plugin import Dataset
 from ensemblekit.core.registry import Registry
@@ -19,10 +20,14 @@ from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, Split, load_data
 from ensemblekit.data.python_data import read_parts, split_parts
 from ensemblekit.data.sources import TensorSource, make_source
+from ensemblekit.inference.combining import Combiner
+from ensemblekit.inference.coverage import Coverage, measure_coverage
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.inference.tables import data_of_file
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.run import read_spec
 from ensemblekit.spec.reader import build_plugin
 
 
@@ -46,17 +51,20 @@ def _is_file(data: str, registry: Registry) -> bool:
 
 
 class Evaluation(dict[str, Any]):
-    """Metrics by name, and how many samples they were computed on.
+    """Metrics by name, and what they were computed of.
 
     Args:
         metrics: the metrics.
         num_samples: the number of samples.
         trained_on: name of the data set that the run was trained on.
+        combiner: how the members' outputs were combined, and calibrated.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], num_samples: int, trained_on: str) -> None:
+    def __init__(self, metrics: Mapping[str, Any], num_samples: int, trained_on: str, combiner: Combiner) -> None:
         super().__init__(metrics)
-        self.num_samples, self.trained_on = num_samples, trained_on
+        self.num_samples, self.trained_on, self.combiner = num_samples, trained_on, combiner.name
+        self.calibration = None if combiner.calibration is None else combiner.calibration.kind
+        self.conformal = combiner.conformal
 
 
 def check_form(ensemble: Ensemble, data: Data) -> None:
@@ -87,31 +95,63 @@ def python_data(ensemble: Ensemble, part: Any) -> Data:
     return Data(ensemble.info, ensemble.classes, split, None, split)
 
 
-def evaluate_on(ensemble: Ensemble, data: Data, per_class: bool = False) -> Evaluation:
+def evaluate_on(
+    ensemble: Ensemble, data: Data, per_class: bool = False, combiner: Combiner | None = None
+) -> Evaluation:
     """Compute the metrics of an ensemble on the test split of data.
 
     Args:
         ensemble: the trained ensemble.
         data: with inputs and outputs like the ensemble's; real targets in any units.
-        per_class: whether to add `classes` and `confusion`, if the task is classification.
+        per_class: whether to add `classes` and `confusion`, if the task is classification, and `set_sizes` if the run
+            has prediction sets.
+        combiner: how to combine the members' outputs. Default: as the ensemble does.
 
     Raises:
         NumericError: an output is not finite.
     """
+    combiner = combiner or ensemble.combiner
     split = data.test.to(ensemble.device)
     with torch.no_grad():
         batches = split.batches(ensemble.spec.training.batch_size)
         networks = torch.cat([ensemble.network_outputs(batch.inputs) for batch in batches], dim=1)
         outputs = ensemble.predictions_of(networks)
         check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
-        combined = ensemble.combine_networks(networks)
-    targets, scaling = _learned_targets(ensemble, data, split.targets), ensemble.target_scaling
+        used = networks if combiner.objective.combines_more else outputs
+        combined = combiner.combine_networks(used, len(outputs) // combiner.num_members)
+    targets = _learned_targets(ensemble, data, split.targets)
+    metrics = _metrics(combiner, outputs, combined, targets, ensemble.classes, per_class)
+    return Evaluation(metrics, len(targets), ensemble.spec.data.name, combiner)
+
+
+def evaluate_kept(loader: RunLoader, combiner: Combiner, per_class: bool = False) -> Evaluation:
+    """Compute the metrics of a run's kept test outputs, combined in some way; arguments as for `evaluate_on`."""
+    kept = loader.outputs("test")
+    if combiner.objective.combines_more and kept.networks is None:
+        what = f'the combiner "{combiner.name}" needs more than the members\' outputs, and the run has not kept it'
+        raise UsageError(what, str(loader.directory.path), "train with this combiner: ensemble.combiner")
+    outputs, targets = combiner.learned(kept.outputs), combiner.learned_targets(kept.targets)
+    metrics = _metrics(combiner, outputs, combiner.combine_kept(kept), targets, loader.classes, per_class)
+    return Evaluation(metrics, len(kept), read_spec(loader.directory, loader.registry).data.name, combiner)
+
+
+def _metrics(
+    combiner: Combiner,
+    outputs: Tensor,
+    combined: Tensor,
+    targets: Tensor,
+    classes: tuple[str, ...] | None,
+    per_class: bool,
+) -> dict[str, Any]:
+    """Compute all metrics of outputs (M, N, C) and what they combine to (N, C), as the members learnt them."""
+    scaling = combiner.target_scaling
     restore = None if scaling is None else scaling.restore
-    found = evaluate(outputs, targets, ensemble.loss, combined, restore, ensemble.spec.known_metrics)
-    metrics: dict[str, Any] = flat_metrics(found)
-    if per_class and ensemble.info.task == "classification":
-        metrics |= _by_class(ensemble, combined, targets)
-    return Evaluation(metrics, len(targets), ensemble.spec.data.name)
+    metrics: dict[str, Any] = evaluate(outputs, targets, combiner.loss, combined, restore, combiner.extra_metrics)
+    coverage = measure_coverage(combiner, outputs, combined, targets)
+    metrics = flat_metrics(metrics if coverage is None else metrics | coverage.metrics())
+    if per_class and "test_accuracy" in metrics:
+        metrics |= _by_class(combiner.loss, combined, targets, classes, coverage)
+    return metrics
 
 
 def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
@@ -124,8 +164,15 @@ def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
     return targets.to(ensemble.dtype)
 
 
-def _by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
-    probabilities = ensemble.loss.probabilities(combined)
-    classes = (targets.flatten() > 0).long() if ensemble.loss.takes == "margins" else targets
+def _by_class(
+    loss: Loss, combined: Tensor, targets: Tensor, names: tuple[str, ...] | None, coverage: Coverage | None
+) -> dict[str, Any]:
+    probabilities = loss.probabilities(combined)
+    classes = (targets.flatten() > 0).long() if loss.takes == "margins" else targets
     confusion = confusion_matrix(probabilities.argmax(dim=-1), classes, probabilities.shape[-1]).cpu()
-    return {"classes": class_report(confusion, ensemble.classes), "confusion": confusion.tolist()}
+    found: dict[str, Any] = {"classes": class_report(confusion, names), "confusion": confusion.tolist()}
+    if coverage is not None:
+        for row, share in zip(found["classes"], coverage.by_class(len(confusion)), strict=True):
+            row["coverage"] = share
+        found["set_sizes"] = coverage.by_size()
+    return found
