@@ -35,6 +35,9 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
         "mae",
         "r2",
         "standardised_mse",
+        "coverage",
+        "mean_set_size",
+        "mean_interval_width",
     ),
     "members": (
         "mean_member_loss",

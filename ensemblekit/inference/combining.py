@@ -48,8 +48,12 @@ class Combiner:
         """The name of what combines: of a combiner, a method or an auxiliary group; "mean" is the default."""
         if self.objective.predictor is not None:
             return self.objective.predictor
-        name: str = self._combining.plugin_name
-        return "mean" if name == DEFAULTS else name
+        return "mean" if self.is_default else str(self._combining.plugin_name)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether neither a combiner nor a method combines, but the default: the mean of the outputs."""
+        return self.objective.predictor is None and self._combining.plugin_name == DEFAULTS
 
     @property
     def mixes_probabilities(self) -> bool:

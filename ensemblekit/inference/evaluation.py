@@ -60,11 +60,17 @@ class Evaluation(dict[str, Any]):
         combiner: how the members' outputs were combined, and calibrated.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], num_samples: int, trained_on: str, combiner: Combiner) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Any], num_samples: int, trained_on: str, combiner: Combiner | None = None
+    ) -> None:
         super().__init__(metrics)
-        self.num_samples, self.trained_on, self.combiner = num_samples, trained_on, combiner.name
-        self.calibration = None if combiner.calibration is None else combiner.calibration.kind
-        self.conformal = combiner.conformal
+        self.num_samples, self.trained_on = num_samples, trained_on
+        self.combiner = "" if combiner is None else combiner.name
+        calibration = None if combiner is None else combiner.calibration
+        self.calibration = None if calibration is None else calibration.kind
+        self.conformal = None if combiner is None else combiner.conformal
+        self.is_plain = combiner is None or (combiner.is_default and calibration is None)
+        """Whether the metrics are those of the mean of the members' outputs, uncalibrated."""
 
 
 def check_form(ensemble: Ensemble, data: Data) -> None:
