@@ -13,6 +13,7 @@ from ensemblekit.analysis.bootstrap import SampleStatistic
 from ensemblekit.core.decomposition import quadratic_diversity
 from ensemblekit.core.losses import Loss, pick
 from ensemblekit.core.metrics import ECE_BINS
+from ensemblekit.inference.coverage import measure_coverage
 
 if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
@@ -85,7 +86,8 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     Returns:
         For classes: `correct`, `confidence`, `nll`, `brier`, `member_correct` (N, M), `disagreement`; for real
         targets: `squared_error` (N, C), `absolute_error`, `member_squared_error` (N, M), `centred_target` (N, C); and
-        for both `loss` and, if the loss is twice differentiable, `diversity`.
+        for both `loss`, `diversity` if the loss is twice differentiable, and `covered` with `set_size` or
+        `interval_width` if the run has prediction sets or intervals.
     """
     loss, outputs, targets = combiner.loss, combiner.learned(kept.outputs), kept.targets
     learned_targets = combiner.learned_targets(targets)
@@ -98,6 +100,10 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     else:
         classes = (targets.flatten() > 0 if loss.takes == "margins" else targets).long()
         found |= _of_classes(outputs, combined, classes, loss)
+    coverage = measure_coverage(combiner, outputs, combined, learned_targets)
+    if coverage is not None:
+        size = "interval_width" if coverage.classes is None else "set_size"
+        found |= {"covered": coverage.covered, size: coverage.sizes}
     return {name: values.float() for name, values in found.items()}
 
 
@@ -213,6 +219,9 @@ MEASURES: Mapping[str, Measure] = _Measures(
         "nll": Measure("NLL", False, "", _mean("nll")),
         "ece": Measure("ECE", False, "", _calibration),
         "brier": Measure("Brier", False, "", _mean("brier")),
+        "coverage": Measure("coverage", None, "%", _mean("covered")),
+        "mean_set_size": Measure("set size", False, "", _mean("set_size")),
+        "mean_interval_width": Measure("interval width", False, "", _mean("interval_width")),
         "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
         "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
         "oracle_accuracy": Measure(
@@ -233,8 +242,12 @@ MEASURES: Mapping[str, Measure] = _Measures(
 
 
 def plugin_metrics(run: Run) -> dict[str, float]:
-    """Return the final test metrics of a run that come from plugins, by name."""
-    final = {metric.name: run.metrics.get(f"test_{metric.name}") for metric in run.spec.metrics}
+    """Return the final test metrics of a run that come from plugins, by name: of the calibrated outputs, if it is."""
+    names = [metric.name for metric in run.spec.metrics]
+    if names and (combiner := run.combiner()).calibration is not None:
+        current = combiner.metrics(run.outputs("test"))
+        return {name: current[name] for name in names if name in current}
+    final = {name: run.metrics.get(f"test_{name}") for name in names}
     return {name: float(value) for name, value in final.items() if value is not None}
 
 

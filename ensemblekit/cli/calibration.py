@@ -72,14 +72,10 @@ def _print_calibration(result: CalibrationResult) -> None:
     from ensemblekit.display.numbers import number, quality_text
 
     printer = Printer()
-    temperatures = result.calibration.member_temperatures
-    if result.temperature is not None:
-        found = f"temperature {result.temperature:.4g}"
-    elif temperatures:
-        found = f"temperatures {', '.join(f'{value:.4g}' for value in temperatures)}"
-    else:
-        found = result.calibration.kind
-    printer.text(f"{found} for the combiner {result.combiner}, fitted to {result.num_samples:,} validation samples")
+    printer.text(
+        f"{result.calibration.description} for the combiner {result.combiner}, "
+        f"fitted to {result.num_samples:,} validation samples"
+    )
     printer.text()
     rows = [(title, number(result.before[name]), number(result.after[name])) for name, title in SCORE_NAMES.items()]
     accuracy = [quality_text(scores["accuracy"], "accuracy") for scores in (result.before, result.after)]

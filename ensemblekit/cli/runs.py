@@ -210,7 +210,7 @@ def evaluate(
 
 
 def _combination(metrics: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what the metrics are for, beside the run, unless that is the plain mean of the members' outputs."""
+    """Return what the metrics are for, beside the run, unless the methods combine and nothing is calibrated."""
     from ensemblekit.inference.evaluation import Evaluation
 
     if not isinstance(metrics, Evaluation) or metrics.is_plain:

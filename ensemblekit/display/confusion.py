@@ -73,7 +73,9 @@ def print_classes(printer: Printer, classes: Sequence[Mapping[str, Any]], confus
 
 def print_set_sizes(printer: Printer, set_sizes: Sequence[Mapping[str, Any]]) -> None:
     """Print how often prediction sets of each size hold the true class, if there are any."""
-    rows = [(str(row["size"]), f"{row['count']:,}", _percentage(row["coverage"])) for row in set_sizes]
+    rows: list[tuple[str, ...]] = [
+        (str(row["size"]), f"{row['count']:,}", _percentage(row["coverage"])) for row in set_sizes
+    ]
     _print_table(printer, "prediction sets by their number of classes", ("classes", "samples", "coverage"), rows)
 
 

@@ -39,6 +39,15 @@ class Calibration:
         return getattr(self.calibrator, "temperature", None)
 
     @property
+    def description(self) -> str:
+        """What it is in a few words: `temperature 1.37`, `temperatures 1.2, 1.4`, `isotonic`."""
+        if self.temperature is not None:
+            return f"temperature {self.temperature:.4g}"
+        if self.member_temperatures:
+            return f"temperatures {', '.join(f'{value:.4g}' for value in self.member_temperatures)}"
+        return self.kind
+
+    @property
     def problem(self) -> str:
         """Why the fit is of little use; empty if it is not."""
         if self.calibrator is not None:

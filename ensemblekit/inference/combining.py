@@ -13,6 +13,7 @@ from ensemblekit.core.hooks import DEFAULTS
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import Metric, evaluate
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import Combination
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.inference.calibration import LEAST_LOG, Calibration, scaled
 from ensemblekit.inference.conformal import Conformal
@@ -48,12 +49,13 @@ class Combiner:
         """The name of what combines: of a combiner, a method or an auxiliary group; "mean" is the default."""
         if self.objective.predictor is not None:
             return self.objective.predictor
-        return "mean" if self.is_default else str(self._combining.plugin_name)
+        name: str = self._combining.plugin_name
+        return "mean" if name == DEFAULTS else name
 
     @property
-    def is_default(self) -> bool:
-        """Whether neither a combiner nor a method combines, but the default: the mean of the outputs."""
-        return self.objective.predictor is None and self._combining.plugin_name == DEFAULTS
+    def is_chosen(self) -> bool:
+        """Whether a combiner was chosen, so that it is not the methods that combine."""
+        return self.objective.predictor is None and isinstance(self._combining.plugin, Combination)
 
     @property
     def mixes_probabilities(self) -> bool:
@@ -85,6 +87,13 @@ class Combiner:
     def needs_all_members(self) -> bool:
         """Whether it is only defined for the outputs of all members: of some, it would be another combination."""
         return self.fitted is not None or self.objective.combines_more
+
+    @property
+    def description(self) -> str:
+        """What was added after training, in a few words; empty if nothing was."""
+        parts = [] if self.calibration is None else [f"calibrated: {self.calibration.description}"]
+        parts += [] if self.conformal is None else [self.conformal.description]
+        return f"{', '.join(parts)}, for the combiner {self.name}" if parts else ""
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Combine the members' outputs (M, N, C), in the original units in regression, to the ensemble's (N, C)."""

@@ -49,6 +49,12 @@ class Conformal:
         """Whether there are sets of classes, not intervals."""
         return self.score in CLASS_SCORES
 
+    @property
+    def description(self) -> str:
+        """What it is in a few words: `prediction sets (lac, error at most 0.1)`."""
+        what = "prediction sets" if self.is_for_classes else "prediction intervals"
+        return f"{what} ({self.score}, error at most {self.error:g})"
+
     def class_scores(self, probabilities: Tensor, uniform: Tensor) -> Tensor:
         """Return the score of every class (N, K) for probabilities (N, K) and uniform random numbers (N,)."""
         return class_scores(self.score, probabilities, uniform, self.penalty, self.free_ranks)

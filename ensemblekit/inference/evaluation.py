@@ -69,8 +69,8 @@ class Evaluation(dict[str, Any]):
         calibration = None if combiner is None else combiner.calibration
         self.calibration = None if calibration is None else calibration.kind
         self.conformal = None if combiner is None else combiner.conformal
-        self.is_plain = combiner is None or (combiner.is_default and calibration is None)
-        """Whether the metrics are those of the mean of the members' outputs, uncalibrated."""
+        self.is_plain = combiner is None or not (combiner.is_chosen or calibration)
+        """Whether the methods combine, and nothing is calibrated."""
 
 
 def check_form(ensemble: Ensemble, data: Data) -> None:
