@@ -35,9 +35,6 @@ METRIC_GROUPS: dict[str, tuple[str, ...]] = {
         "mae",
         "r2",
         "standardised_mse",
-        "coverage",
-        "mean_set_size",
-        "mean_interval_width",
     ),
     "members": (
         "mean_member_loss",
