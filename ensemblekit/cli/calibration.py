@@ -117,7 +117,7 @@ def _reliability_rows(before: Iterable[ReliabilityBin], after: Iterable[Reliabil
 def conform(
     run_path: Path, error: float, score: str | None, undo: bool, plugin_files: Sequence[str], as_json: bool
 ) -> None:
-    """Give a run prediction sets or intervals with a guaranteed coverage.
+    """Add prediction sets or intervals with a guarantee.
 
     Split conformal prediction: a threshold is fitted to the validation outputs that the run has kept, so that the sets
     of classes, or the intervals of values, of new samples hold the truth with probability 1 - error. The guarantee is

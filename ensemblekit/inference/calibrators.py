@@ -34,7 +34,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return the calibrated logits (N, K) of logits (N, K), float64."""
+        """Return the calibrated logits (N, K) of logits (N, K)."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Temperature(Calibrator):
         return cls(1.0, is_undetermined=True) if temperature is None else cls(temperature)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        return logits.double() / self.temperature
+        return logits / self.temperature  # in any precision: devices may have no float64
 
     def to_json(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "is_undetermined": self.is_undetermined}

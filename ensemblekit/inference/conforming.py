@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.runs.own_files import CALIBRATION
+
+SCORES: Mapping[str, tuple[str, ...]] = {"classification": CLASS_SCORES, "regression": VALUE_SCORES}
+"""By task; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,10 @@ def conform_run(loader: RunLoader, error: float, score: str | None = None, data:
         NumericError: an output is not finite.
     """
     directory = loader.directory
-    scores = CLASS_SCORES if loader.info.task == "classification" else VALUE_SCORES
+    scores = SCORES.get(loader.info.task, ())
+    if not scores:
+        what = f"there are no prediction sets for the task {loader.info.task}"
+        raise UsageError(what, str(directory.path), f"use a run for {' or '.join(SCORES)}")
     score = score or scores[0]
     if score not in scores:
         what = f'no score "{score}" for {loader.info.task}'

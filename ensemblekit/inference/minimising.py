@@ -11,9 +11,9 @@ from torch.nn import functional
 
 REACH = 1e3
 """Temperatures are searched from 1/REACH to REACH times the spread of the logits."""
-GRID = 19
-TOLERANCE = 1e-11
-"""Of the logarithm of a temperature."""
+GRID = 13
+TOLERANCE = 1e-12
+"""Of the logarithm of a temperature, and of the derivative by it."""
 NO_LOSS = 1e-12
 """A likelihood that is as good as that of certainty."""
 Likelihood = Callable[[Tensor], Tensor]
@@ -34,44 +34,48 @@ def minimise_temperature(nll: Likelihood, spread: float) -> float | None:
         grows down to a temperature of 0, as it does if every sample is predicted right.
     """
 
-    def slope(log_temperature: float) -> tuple[float, float]:
-        """Return the NLL and its derivative by the logarithm of T."""
+    def slope(log_temperature: float) -> float:
+        """Return the derivative of the NLL by the logarithm of T."""
         variable = torch.tensor(log_temperature, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
-            value = nll(variable.exp())
-            (gradient,) = torch.autograd.grad(value, variable)
-        return float(value.detach()), float(gradient)
+            (gradient,) = torch.autograd.grad(nll(variable.exp()), variable)
+        return float(gradient)
 
     centre = math.log(spread) if spread > 0 else 0.0
     step = 2 * math.log(REACH) / (GRID - 1)
     grid = [centre - math.log(REACH) + step * index for index in range(GRID)]
-    found = [slope(point) for point in grid]
-    best = min(range(GRID), key=lambda index: found[index][0])
-    if best == 0 or found[best][0] < NO_LOSS:
+    with torch.no_grad():
+        values = [float(nll(torch.tensor(point, dtype=torch.float64).exp())) for point in grid]
+    best = min(range(GRID), key=values.__getitem__)
+    if best == 0 or values[best] < NO_LOSS:
         return None
     if best == GRID - 1:
         return math.exp(grid[best])
-    low, high = (best - 1, best) if found[best][1] > 0 else (best, best + 1)
-    return math.exp(_root(lambda point: slope(point)[1], (grid[low], found[low][1]), (grid[high], found[high][1])))
+    middle = slope(grid[best])
+    ends = (best - 1, best) if middle > 0 else (best, best + 1)
+    low, high = ((grid[end], middle if end == best else slope(grid[end])) for end in ends)
+    return math.exp(_root(slope, low, high))
 
 
 def _root(function: Callable[[float], float], low: tuple[float, float], high: tuple[float, float]) -> float:
-    """Return where a function changes its sign, by bisection and regula falsi in turns."""
-    for turn in range(200):
+    """Return where a function changes its sign from - to +, by regula falsi with the Illinois rule, else bisection."""
+    kept = 0
+    for _ in range(100):
         (left, at_left), (right, at_right) = low, high
-        if right - left < TOLERANCE or at_left == 0 or at_right == 0:
-            break
-        middle = (left + right) / 2
-        if turn % 3 and at_left < 0 < at_right:
-            # a little towards the middle of the secant's root, so that both ends of the bracket close in
-            secant = left - at_left * (right - left) / (at_right - at_left)
-            middle = min(max(secant + (middle - secant) * 1e-4, left), right)
-        value = function(middle)
+        point = (left + right) / 2
+        if at_left < 0 < at_right:
+            point = min(max(left - at_left * (right - left) / (at_right - at_left), left), right)
+        value = function(point)
+        if abs(value) < TOLERANCE or right - left < TOLERANCE or point in (left, right):
+            return point
+        # an end that stays for the second time counts half, so that it moves too
         if value > 0:
-            high = (middle, value)
+            high, low = (point, value), (left, at_left / 2 if kept == 1 else at_left)
+            kept = 1
         else:
-            low = (middle, value)
-    return min((low, high), key=lambda end: abs(end[1]))[0]
+            low, high = (point, value), (right, at_right / 2 if kept == -1 else at_right)
+            kept = -1
+    return point
 
 
 def logistic_regression(features: Tensor, positive: Tensor, ridge: float = 1e-6, steps: int = 200) -> Tensor:
