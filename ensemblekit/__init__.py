@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from ensemblekit.analysis.run_list import ListedRun, list_runs
     from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
+        calibrate,
         compare,
+        conform,
         datasets,
         distil,
         evaluate_run,
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
         resume,
         sweep,
         train,
+        undo_calibrate,
+        undo_conform,
     )
     from ensemblekit.core.augmentation import Augmentation, BatchAugmentation
     from ensemblekit.core.decomposition import Decomposition
@@ -57,7 +61,9 @@ if TYPE_CHECKING:
     from ensemblekit.data.scaling import TargetScaling
     from ensemblekit.data.splitting import hold_out
     from ensemblekit.formulas import build_model, decompose, draw_sample_weights, evaluate, objective
+    from ensemblekit.inference.calibrating import CalibrationResult
     from ensemblekit.inference.combining import Combiner
+    from ensemblekit.inference.conforming import ConformalResult
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.inference.students import DistilledRun
     from ensemblekit.members.stochastic import Noise
@@ -73,9 +79,11 @@ __all__ = [
     "Augmentations",
     "Batch",
     "BatchAugmentation",
+    "CalibrationResult",
     "Combination",
     "Combiner",
     "Comparison",
+    "ConformalResult",
     "Data",
     "DataError",
     "DataInfo",
@@ -113,7 +121,9 @@ __all__ = [
     "average_precision",
     "build_model",
     "cache_directory",
+    "calibrate",
     "compare",
+    "conform",
     "data_from_datasets",
     "datasets",
     "decompose",
@@ -143,10 +153,15 @@ __all__ = [
     "sha256_of_file",
     "sweep",
     "train",
+    "undo_calibrate",
+    "undo_conform",
 ]
 
 _HOMES = {
-    "api": ("compare datasets distil evaluate_run load load_spec methods models open_run report resume sweep train"),
+    "api": (
+        "calibrate compare conform datasets distil evaluate_run load load_spec methods models open_run report resume "
+        "sweep train undo_calibrate undo_conform"
+    ),
     "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
@@ -171,7 +186,9 @@ _HOMES = {
     "data.loading": "Batch Data Split load_data",
     "data.scaling": "TargetScaling",
     "data.splitting": "hold_out",
+    "inference.calibrating": "CalibrationResult",
     "inference.combining": "Combiner",
+    "inference.conforming": "ConformalResult",
     "inference.ensemble": "Ensemble",
     "inference.students": "DistilledRun",
     "members.stochastic": "Noise",

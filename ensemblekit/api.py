@@ -28,9 +28,20 @@ from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.display.progress import Progress, choose_progress
 from ensemblekit.display.sweep_table import choose_sweep_display
-from ensemblekit.inference import corruption, distillation, evaluation, loading, out_of_distribution
+from ensemblekit.inference import (
+    calibrating,
+    conforming,
+    corruption,
+    distillation,
+    evaluation,
+    loading,
+    out_of_distribution,
+)
+from ensemblekit.inference.calibrating import CalibrationResult
+from ensemblekit.inference.conforming import ConformalResult
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
+from ensemblekit.inference.recombining import other_combiner
 from ensemblekit.inference.students import DistilledRun, distilled
 from ensemblekit.members.python_model import NetworkLike, model_table
 from ensemblekit.members.python_specs import PluginLike, registry_of, spec_of, with_data
@@ -195,6 +206,7 @@ def evaluate_run(
     corrupt: bool | str | Sequence[str] = False,
     severities: Sequence[int] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
+    combiner: str | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Compute the metrics of a run's ensemble on its test data.
 
@@ -208,7 +220,10 @@ def evaluate_run(
         model: the same model as for `train`, if the run was started with a model from Python.
         device: where to compute, as for `load`.
         per_class: whether to add `classes`, a list with name, count, recall, precision and most frequent confusion of
-            each class, and `confusion`, the numbers of samples by true class (row) and predicted class (column).
+            each class, and `confusion`, the numbers of samples by true class (row) and predicted class (column). For
+            a run with prediction sets the classes also have their `coverage`, and `set_sizes` lists that by size.
+        combiner: name or table of another combiner: what would the metrics be with it? They are computed from the
+            run's kept outputs, unless there is other data, and without a calibration of the run's own combination.
         ood: out-of-distribution data with inputs of the same shape, to add how well the ensemble's uncertainty tells
             it from the run's own test data (`ood_auroc_entropy` …): the name or the table of a data set, whose test
             split is used; the path of a folder of images or of a file that `predict` takes; or Python data: inputs,
@@ -219,7 +234,7 @@ def evaluate_run(
         progress: called with the number of corruptions that were evaluated and the number of all.
 
     Returns:
-        The metrics by name.
+        The metrics by name; `combiner` and `calibration` of the dictionary name what they are for.
 
     Raises:
         DataError: the data cannot be read or does not fit.
@@ -229,6 +244,10 @@ def evaluate_run(
     if corrupt:
         corruption.check_corruptions(corrupt, severities)  # before anything slow
     registry = registry_of(plugins, model)
+    loader = RunLoader(RunDirectory.open(path), registry)
+    other = None if combiner is None else other_combiner(loader, combiner)
+    if other is not None and data is None:
+        return evaluation.evaluate_kept(loader, other, per_class)
     ensemble = loading.load_ensemble(Path(path), registry, device)
     found: dict[str, Any] = {}
     if ood is not None:
@@ -240,11 +259,92 @@ def evaluate_run(
         if not corrupt:
             return found
     loaded = evaluation.evaluation_data(ensemble, Path(path), data, registry)
-    evaluated = evaluation.evaluate_on(ensemble, loaded, per_class)
+    evaluated = evaluation.evaluate_on(ensemble, loaded, per_class, other)
     if corrupt:
         evaluated |= corruption.evaluate_corrupted(ensemble, loaded, corrupt, severities, progress)
     evaluated |= {name: value for name, value in found.items() if name not in evaluated}
     return evaluated
+
+
+def calibrate(
+    path: str | Path,
+    method: str = "temperature",
+    members: bool = False,
+    data: Any = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+) -> CalibrationResult:
+    """Calibrate the class probabilities of a run, fitted to its kept validation outputs.
+
+    The calibration is kept in the run directory; everything that reads the run uses it from then on. Prediction sets of
+    `conform` are fitted again.
+
+    Args:
+        path: the directory of a finished run.
+        method: "temperature", "vector", "isotonic" or "beta".
+        members: whether to fit a temperature to each member instead of one to the ensemble.
+        data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+
+    Returns:
+        NLL, ECE, Brier score and a reliability table before and after, the latter by cross-fitting; `to_dict()`.
+
+    Raises:
+        UsageError: the run has no validation data, or is a regression.
+        DataError: there are too few validation samples, or samples of one class only.
+        NumericError: an output is not finite.
+        RunError: the run has not finished, is in use, or is damaged.
+    """
+    loader = RunLoader(RunDirectory.open(path), registry_of(plugins, model))
+    return calibrating.calibrate_run(loader, method, members, data)
+
+
+def undo_calibrate(
+    path: str | Path, plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None, data: Any = None
+) -> bool:
+    """Remove the calibration of a run; returns whether there was one. Arguments as for `calibrate`."""
+    return calibrating.undo_calibration(RunLoader(RunDirectory.open(path), registry_of(plugins, model)), data)
+
+
+def conform(
+    path: str | Path,
+    error: float = 0.1,
+    score: str | None = None,
+    data: Any = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+) -> ConformalResult:
+    """Give a run prediction sets, or intervals in regression, that hold the truth with probability 1 - error.
+
+    They are fitted to the kept validation outputs (split conformal prediction), after the calibration if there is one,
+    and kept in the run directory: `predict`, `Ensemble.predict_sets` and `Ensemble.predict_interval` then give them.
+
+    Args:
+        path: the directory of a finished run.
+        error: the probability of a miss, at most.
+        score: for classes "lac" (the smallest sets; default), "aps" or "raps" (sets that adapt to the sample); for
+            values "absolute" (intervals of one width; default) or "normalised" (wider where members disagree).
+        data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
+        plugins: plugin classes that the run uses, or local Python files with such classes.
+        model: the same model as for `train`, if the run was started with a model from Python.
+
+    Returns:
+        The threshold, the expected coverage on new data and its deviation, and the mean size; `to_dict()`.
+
+    Raises:
+        UsageError: the run has no validation data, or too little for this error.
+        DataError: there are validation samples of one class only.
+        NumericError: an output is not finite.
+        RunError: the run has not finished, is in use, or is damaged.
+    """
+    loader = RunLoader(RunDirectory.open(path), registry_of(plugins, model))
+    return conforming.conform_run(loader, error, score, data)
+
+
+def undo_conform(path: str | Path, plugins: Iterable[PluginLike] = (), model: NetworkLike | None = None) -> bool:
+    """Remove the prediction sets or intervals of a run; returns whether there were any. Arguments as for `conform`."""
+    return conforming.undo_conform(RunLoader(RunDirectory.open(path), registry_of(plugins, model)))
 
 
 def sweep(

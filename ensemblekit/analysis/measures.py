@@ -16,6 +16,7 @@ from ensemblekit.core.losses import Loss, pick
 from ensemblekit.core.metrics import ECE_BINS
 from ensemblekit.core.plugin import Task
 from ensemblekit.core.tasks import task_of
+from ensemblekit.inference.coverage import measure_coverage
 
 if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
@@ -88,7 +89,8 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     Returns:
         For classes: `correct`, `confidence`, `nll`, `brier`, `member_correct` (N, M), `disagreement`; for labels the
         same without `confidence`; for real targets: `squared_error` (N, C), `absolute_error`, `member_squared_error`
-        (N, M), `centred_target` (N, C); and for all `loss` and, if the loss is twice differentiable, `diversity`.
+        (N, M), `centred_target` (N, C); and for all `loss`, `diversity` if the loss is twice differentiable, and
+        `covered` with `set_size` or `interval_width` if the run has prediction sets or intervals.
     """
     loss, outputs, targets = combiner.loss, combiner.learned(kept.outputs), kept.targets
     learned_targets = combiner.learned_targets(targets)
@@ -99,6 +101,10 @@ def sample_quantities(kept: KeptOutputs, combiner: Combiner) -> Quantities:
     task = task_of(loss, outputs, targets)
     compute = _QUANTITIES[task.name]
     found |= compute(outputs, combined, task.target_for_metrics(targets, loss), combiner)
+    coverage = measure_coverage(combiner, outputs, combined, learned_targets)
+    if coverage is not None:
+        size = "interval_width" if coverage.classes is None else "set_size"
+        found |= {"covered": coverage.covered, size: coverage.sizes}
     return {name: values.float() for name, values in found.items()}
 
 
@@ -237,6 +243,9 @@ MEASURES: Mapping[str, Measure] = _Measures(
         "ece": Measure("ECE", False, "", _calibration),
         "brier": Measure("Brier", False, "", _mean("brier")),
         "aurc": Measure("AURC", False),
+        "coverage": Measure("coverage", None, "%", _mean("covered")),
+        "mean_set_size": Measure("set size", False, "", _mean("set_size")),
+        "mean_interval_width": Measure("interval width", False, "", _mean("interval_width")),
         "mean_member_accuracy": Measure("mean member", True, "%", _mean("member_correct")),
         "best_member_accuracy": Measure("best member", True, "%", _best("member_correct", largest=True)),
         "oracle_accuracy": Measure(
@@ -259,9 +268,12 @@ MEASURES: Mapping[str, Measure] = _Measures(
 def final_metrics(run: Run) -> dict[str, float]:
     """Return final test metrics of a run that are not computed from quantities of samples: AURC and those of plugins.
 
-    Runs of older versions have no AURC.
+    They are those of the calibrated outputs, if the run is calibrated. Runs of older versions have no AURC.
     """
     names = ("aurc", *(metric.name for metric in run.spec.known_metrics))
+    if (combiner := run.combiner()).calibration is not None:
+        current = combiner.metrics(run.outputs("test"))
+        return {name: current[name] for name in names if name in current}
     final = {name: run.metrics.get(f"test_{name}") for name in names}
     return {name: float(value) for name, value in final.items() if value is not None}
 

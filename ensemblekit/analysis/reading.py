@@ -66,7 +66,7 @@ class RunsRead:
 
     facts: list[RunFacts]
     notes: list[str]
-    """The runs that were left out, each with the reason."""
+    """The runs that were left out, each with the reason, and those that are calibrated."""
 
 
 def read_runs(
@@ -90,7 +90,10 @@ def read_runs(
     for done, path in enumerate(found):
         progress(done, len(found))
         try:
-            run_facts, test_data = _read(open_run(path))
+            run = open_run(path)
+            run_facts, test_data = _read(run)
+            if description := run.combiner().description:
+                notes.append(f"{path}: {description}")
         except (UsageError, ResourceError):
             raise
         except EnsemblekitError as error:

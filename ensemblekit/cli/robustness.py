@@ -39,12 +39,12 @@ def print_robustness(evaluated: str, metrics: Mapping[str, Any], ood: str | None
         print_corruptions(printer, metrics, evaluated)
 
 
-def parse_data(text: str, option: str) -> Any:
+def parse_data(text: str, option: str, example: str = '{name="image_folder", path="…"}') -> Any:
     """Return the value of --data or --ood, parsed as the values of --set are."""
     from ensemblekit.spec.tables import parse_override
 
     try:
         return parse_override(f"data={text}")[1]
     except UsageError as error:
-        fix = 'write a name, or a table: {name="image_folder", path="…"}'
+        fix = f"write a name, or a table: {example}"
         raise UsageError(f'"{text}" is neither a name nor a TOML table', option, fix) from error

@@ -184,6 +184,12 @@ def _print_run(run: Run, quiet: bool, as_json: bool) -> None:
 @click.option("--severities", metavar="LIST", help="Severities of --corrupt, for example 1,3,5. Default: 1,2,3,4,5.")
 @inference_device_option
 @click.option("--per-class", is_flag=True, help="Add the classes and their confusion matrix to --json.")
+@click.option(
+    "--combiner",
+    metavar="NAME|TABLE",
+    help="What if the members were combined by this combiner, for example: probabilities? Computed from the outputs "
+    "that the run has kept, without a calibration of its own combination.",
+)
 @plugin_option
 @json_option
 def evaluate(
@@ -194,13 +200,16 @@ def evaluate(
     severities: str | None,
     device: str,
     per_class: bool,
+    combiner: str | None,
     plugin_files: Sequence[str],
     as_json: bool,
 ) -> None:
     """Show every metric of a run on its test data.
 
     Accuracy or error, calibration, the members and their diversity; for classes also recall, precision and what each
-    class is taken for. --json prints the metrics as one flat object; a metric without a value is null.
+    class is taken for. The first lines say how the members are combined and whether the run is calibrated; a run with
+    prediction sets or intervals also has their coverage. --json prints the metrics as one flat object; a metric without
+    a value is null.
 
     With --ood: AUROC, AUPR and false positive rate at 95 % true positives of each measure of uncertainty, where the
     samples of the other data are the positive ones. With --corrupt: accuracy, NLL and ECE by corruption and severity.
@@ -222,15 +231,26 @@ def evaluate(
     ):
         if progress is not None:
             options["progress"] = progress
+        if combiner is not None:
+            options["combiner"] = parse_data(combiner, "--combiner", '{name="…"}')
         metrics = api.evaluate_run(run_path, data=other, plugins=plugin_files, device=device, per_class=True, **options)
-    details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion") if key in metrics}
+    details: dict[str, Any] = {key: metrics.pop(key) for key in ("classes", "confusion", "set_sizes") if key in metrics}
     if as_json:
         flat = {name: value if isfinite(value) else None for name, value in metrics.items()}
-        Printer().json({**flat, **(details if per_class else {})})
-    elif options:
+        Printer().json({**flat, **_combination(metrics), **(details if per_class else {})})
+    elif ood is not None or corrupt is not None:
         print_robustness(_evaluated(metrics, other), metrics, ood, corrupt is not None)
     else:
         _print_evaluation(_evaluated(metrics, other), metrics, details, run_path)
+
+
+def _combination(metrics: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what the metrics are for, beside the run, unless the methods combine and nothing is calibrated."""
+    from ensemblekit.inference.evaluation import Evaluation
+
+    if not isinstance(metrics, Evaluation) or metrics.is_plain:
+        return {}
+    return {"combiner": metrics.combiner, "calibration": metrics.calibration}
 
 
 def _evaluated(metrics: Mapping[str, Any], data: Any) -> str:
@@ -247,9 +267,22 @@ def _evaluated(metrics: Mapping[str, Any], data: Any) -> str:
     return f"{count} test sample{'s' * (metrics.num_samples != 1)} of {name or metrics.trained_on}"
 
 
+def _combined(metrics: Mapping[str, Any]) -> str:
+    """Say how members were combined and calibrated: `combiner mean, calibrated (temperature)`; empty if unknown."""
+    from ensemblekit.inference.evaluation import Evaluation
+
+    if not isinstance(metrics, Evaluation) or not metrics.combiner:
+        return ""
+    calibrated = "not calibrated" if metrics.calibration is None else f"calibrated ({metrics.calibration})"
+    parts = [f"combiner {metrics.combiner}", *([calibrated] if "test_accuracy" in metrics else [])]
+    if metrics.conformal is not None:
+        parts.append(f"coverage of at least {1 - metrics.conformal.error:g} asked ({metrics.conformal.score})")
+    return ", ".join(parts)
+
+
 def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Mapping[str, Any], run_path: Path) -> None:
     """Print which data was evaluated, its metrics, the decomposition of the loss, the classes, and what to do next."""
-    from ensemblekit.display.confusion import print_classes
+    from ensemblekit.display.confusion import print_classes, print_set_sizes
     from ensemblekit.display.console import Printer
     from ensemblekit.display.robustness import print_next_steps
     from ensemblekit.display.summary import decomposition_line, metric_rows
@@ -257,6 +290,8 @@ def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Map
     printer = Printer()
     if evaluated:
         printer.text(evaluated)
+        if combined := _combined(metrics):
+            printer.text(combined)
         printer.text()
     printer.table(("of", "metric", "value"), metric_rows(metrics))
     if line := decomposition_line(metrics):
@@ -264,6 +299,7 @@ def _print_evaluation(evaluated: str, metrics: Mapping[str, float], details: Map
         printer.text(line)
     if details:
         print_classes(printer, details["classes"], details.get("confusion", ()))
+        print_set_sizes(printer, details.get("set_sizes", []))
     if evaluated:
         print_next_steps(printer, run_path, metrics)
 
@@ -316,7 +352,8 @@ def predict(
     it, and - for standard input: one image, or the rows of one CSV file.
 
     For classes: probability, share of members that agree, predictive entropy and mutual information (the part of the
-    entropy that is due to disagreement). For values: standard deviation over the members.
+    entropy that is due to disagreement). For values: standard deviation over the members. A run with prediction sets or
+    intervals (ensemblekit conform) also prints these: set, or low and high.
 
     Files that cannot be read are listed at the end, with exit code 3; the others are predicted.
     """

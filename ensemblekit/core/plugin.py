@@ -215,6 +215,8 @@ class Combination(Plugin):
     kind = "combiner"
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "multilabel", "regression")
     """The tasks that it can be used for."""
+    mixes_probabilities: ClassVar[bool] = False
+    """Whether it averages the members' probabilities; temperature scaling then divides the outputs of each."""
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if info.task not in self.tasks:

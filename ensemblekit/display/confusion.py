@@ -17,7 +17,6 @@ CLASS_COLUMNS: tuple[str, ...] = ("class", "samples", "recall", "precision", "mo
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return a row for each class, or for those with the lowest recall if there are many."""
-    listed = sorted(classes, key=_recall)[:MAX_LISTED_CLASSES] if len(classes) > MAX_LISTED_CLASSES else classes
     return [
         (
             str(entry["class"]),
@@ -26,8 +25,17 @@ def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             _percentage(entry["precision"]),
             "" if entry["confused_with"] is None else f"{entry['confused_with']} ({entry['confused']:,} times)",
         )
-        for entry in listed
+        for entry in _listed(classes)
     ]
+
+
+def _listed(classes: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return sorted(classes, key=_recall)[:MAX_LISTED_CLASSES] if len(classes) > MAX_LISTED_CLASSES else classes
+
+
+def _coverages(classes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The coverage of the prediction sets of each class that is listed."""
+    return [_percentage(entry["coverage"]) for entry in _listed(classes)]
 
 
 def class_heading(num_classes: int) -> str:
@@ -53,11 +61,22 @@ def confusion_table(
 def print_classes(printer: Printer, classes: Sequence[Mapping[str, Any]], confusion: Sequence[Sequence[int]]) -> None:
     """Print the table of classes and the confusion matrix; in place of what is too wide, how to get it."""
     columns, rows = CLASS_COLUMNS, class_rows(classes)
+    if classes and "coverage" in classes[0]:
+        rows = [(*row[:-1], share, row[-1]) for row, share in zip(rows, _coverages(classes), strict=True)]
+        columns = (*columns[:-1], "coverage", columns[-1])
     if not printer.fits(columns, rows):  # without the names of other classes
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     _print_table(printer, class_heading(len(classes)), columns, rows)
     heading = "samples by true class (row) and predicted class (column)"
     _print_table(printer, heading, *confusion_table(classes, confusion))
+
+
+def print_set_sizes(printer: Printer, set_sizes: Sequence[Mapping[str, Any]]) -> None:
+    """Print how often prediction sets of each size hold the true class, if there are any."""
+    rows: list[tuple[str, ...]] = [
+        (str(row["size"]), f"{row['count']:,}", _percentage(row["coverage"])) for row in set_sizes
+    ]
+    _print_table(printer, "prediction sets by their number of classes", ("classes", "samples", "coverage"), rows)
 
 
 def _print_table(printer: Printer, heading: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

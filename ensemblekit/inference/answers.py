@@ -13,11 +13,17 @@ from ensemblekit.core.metrics import uncertainty
 from ensemblekit.core.plugin import Task
 from ensemblekit.inference.ensemble import Ensemble
 
+SEPARATOR = " | "
+"""Between the classes of a set."""
 Answer = dict[str, str | int | float]
 
 
 def answers(
-    ensemble: Ensemble, outputs: Tensor, probabilities: bool = False, members: bool = False
+    ensemble: Ensemble,
+    outputs: Tensor,
+    probabilities: bool = False,
+    members: bool = False,
+    uniform: Tensor | None = None,
 ) -> Iterator[Answer]:
     """Yield an answer for each sample.
 
@@ -27,10 +33,12 @@ def answers(
         probabilities: whether to add the probability of every class as ``probability[NAME]``; labels always have it.
         members: whether to add what each member predicts: ``member_class[INDEX]`` and ``member_probability[INDEX]``,
             ``member_labels[INDEX]``, or ``member_value[INDEX]``.
+        uniform: the random numbers (B,) of prediction sets, if the run has such.
     """
     combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
     outputs = ensemble.combiner.restored(ensemble.predictions_of(outputs))
-    columns = _COLUMNS[ensemble.info.task](ensemble, outputs, combined, probabilities, members)
+    options = {"uniform": uniform} if ensemble.info.task == "classification" else {}
+    columns = _COLUMNS[ensemble.info.task](ensemble, outputs, combined, probabilities, members, **options)
     names, values = list(columns), columns.values()
     for row in zip(*values, strict=True):
         yield dict(zip(names, row, strict=True))
@@ -40,7 +48,12 @@ Columns = dict[str, list[str] | list[int] | list[float]]
 
 
 def _classes(
-    ensemble: Ensemble, outputs: Tensor, combined: Tensor, with_probabilities: bool, with_members: bool
+    ensemble: Ensemble,
+    outputs: Tensor,
+    combined: Tensor,
+    with_probabilities: bool,
+    with_members: bool,
+    uniform: Tensor | None,
 ) -> Columns:
     """The columns of the answers for outputs (M, B, C) and what they combine to (B, C)."""
     probabilities = ensemble.loss.probabilities(combined)
@@ -55,6 +68,10 @@ def _classes(
         "entropy": numbers(uncertain.entropy.to(outputs.dtype)),
         "mutual_information": numbers(uncertain.mutual_information.to(outputs.dtype)),
     }
+    if ensemble.conformal is not None and uniform is not None:
+        exact = ensemble.loss.probabilities(combined.double())
+        sets = ensemble.named_sets(exact, ensemble.conformal.sets(exact, uniform))
+        columns["set"] = [SEPARATOR.join(map(str, classes)) for classes in sets]
     if with_probabilities:
         for index, column in enumerate(probabilities.unbind(dim=-1)):
             name = ensemble.classes[index] if ensemble.classes else index
@@ -116,6 +133,11 @@ def _values(
     columns: Columns = {}
     for index, end in enumerate(ends):
         columns |= {f"{name}{end}": _in_units(ensemble, values, index) for name, values in by_name.items()}
+    if ensemble.conformal is not None:
+        point, half = loss.point(combined), ensemble.conformal.half_widths(predicted.std(dim=0, correction=0))
+        for index, end in enumerate(ends):
+            columns[f"low{end}"] = _in_units(ensemble, point - half, index)
+            columns[f"high{end}"] = _in_units(ensemble, point + half, index)
     if with_members:
         for member, own in enumerate(predicted):
             for index, end in enumerate(ends):
@@ -133,7 +155,7 @@ def _in_units(ensemble: Ensemble, values: Tensor, index: int) -> list[float]:
     return [round(value, decimals) for value in column]
 
 
-_COLUMNS: dict[Task, Callable[[Ensemble, Tensor, Tensor, bool, bool], Columns]] = {
+_COLUMNS: dict[Task, Callable[..., Columns]] = {
     "classification": _classes,
     "multilabel": _label_sets,
     "regression": _values,

@@ -20,7 +20,10 @@ from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.inference.calibration import Calibration
 from ensemblekit.inference.combining import Combiner
+from ensemblekit.inference.conformal import Conformal, uniform_by_input
+from ensemblekit.inference.coverage import values_and_spreads
 from ensemblekit.inference.inputs import as_inputs
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.folding import FoldedMember
@@ -81,6 +84,10 @@ class Ensemble(nn.Module):
         self.target_scaling, self.preparation = target_scaling, preparation
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)
+        self.calibration: Calibration | None = None
+        """What makes its probabilities calibrated, if the run has kept a calibration; every output includes it."""
+        self.conformal: Conformal | None = None
+        """Its prediction sets or intervals, if the run has kept them."""
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -118,6 +125,8 @@ class Ensemble(nn.Module):
             self.dtype,
             tuple(self._indices),
             self.spec.known_metrics,
+            self.calibration,
+            self.conformal,
         )
 
     @property
@@ -241,6 +250,71 @@ class Ensemble(nn.Module):
         outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
         return self.loss.probabilities(self.combiner.restored(self.combine_networks(outputs)))
+
+    def predict_sets(self, inputs: Any) -> list[list[str]] | list[list[int]]:
+        """Predict a set of classes for each input, which holds the true one with the probability of the run's sets.
+
+        Args:
+            inputs: a batch (B, *input_shape).
+
+        Returns:
+            For each input the classes of its set, the most probable first: names, or indices if the classes have no
+            names. A set may be empty: no class is as plausible as the true ones of the validation data.
+
+        Raises:
+            UsageError: the run has no prediction sets.
+            DataError: the inputs have another shape, or are not numbers.
+            NumericError: an output is not finite.
+        """
+        conformal = self._conformal(for_classes=True)
+        with torch.no_grad():
+            outputs = self.network_outputs(inputs)
+            check_finite(outputs, lambda index: f"input {index}")
+            probabilities = self.loss.probabilities(self.combine_networks(outputs).double()).cpu()
+        return self.named_sets(probabilities, conformal.sets(probabilities, self.set_randomness(inputs)))
+
+    def set_randomness(self, inputs: Any) -> Tensor:
+        """Return the uniform random numbers (B,) of prediction sets, which depend on the seed and each input alone."""
+        as_floats = as_inputs(inputs, self.info.input_shape, self.transform, torch.device("cpu"), self.dtype)
+        return uniform_by_input(self.spec.seed, as_floats)
+
+    def named_sets(self, probabilities: Tensor, sets: Tensor) -> list[list[str]] | list[list[int]]:
+        """Return the classes of sets, bool (B, K), by their probabilities (B, K)."""
+        order = probabilities.argsort(dim=-1, descending=True, stable=True)
+        indices = [row[chosen].tolist() for row, chosen in zip(order, sets.gather(-1, order), strict=True)]
+        return indices if self.classes is None else [[self.classes[index] for index in row] for row in indices]
+
+    def predict_interval(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Predict an interval of values for each input, which holds the true one with the probability of the run's.
+
+        Args:
+            inputs: a batch (B, *input_shape).
+
+        Returns:
+            The lower and the upper ends (B, C), float64, in the original units.
+
+        Raises:
+            UsageError: the run has no intervals.
+            DataError: the inputs have another shape, or are not numbers.
+            NumericError: an output is not finite.
+        """
+        conformal = self._conformal(for_classes=False)
+        with torch.no_grad():
+            outputs = self.network_outputs(inputs)
+            check_finite(outputs, lambda index: f"input {index}")
+            combined = self.combine_networks(outputs)
+            values, spreads = values_and_spreads(self.combiner, self.predictions_of(outputs), combined)
+            half = conformal.half_widths(spreads)
+        return values - half, values + half
+
+    def _conformal(self, for_classes: bool) -> Conformal:
+        if self.conformal is None or self.conformal.is_for_classes != for_classes:
+            what = "the run has no prediction " + ("sets" if for_classes else "intervals")
+            fix = "ensemblekit conform RUN --error 0.1, then load it again"
+            if (self.info.task == "classification") != for_classes:
+                fix = "use predict_interval" if for_classes else "use predict_sets"
+            raise UsageError(what, "predict_sets" if for_classes else "predict_interval", fix)
+        return self.conformal
 
     def predict(self, inputs: Any) -> Tensor | NDArray[np.str_]:
         """Predict classes or values.

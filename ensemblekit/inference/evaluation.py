@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,24 @@ from torch import Tensor
 from ensemblekit.core.confusion import class_report, confusion_matrix, label_report
 from ensemblekit.core.errors import DataError, UsageError
 from ensemblekit.core.label_metrics import predicted_labels
+from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import evaluate, flat_metrics
-from ensemblekit.core.plugin import Dataset, Task
+from ensemblekit.core.plugin import Dataset
 from ensemblekit.core.registry import Registry
-from ensemblekit.core.tasks import TASKS
+from ensemblekit.core.tasks import task_of
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, Split, load_data
 from ensemblekit.data.python_data import read_parts, split_parts
 from ensemblekit.data.sources import TensorSource, make_source
+from ensemblekit.inference.combining import Combiner
+from ensemblekit.inference.coverage import Coverage, measure_coverage
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.inference.tables import data_of_file
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.run import read_spec
 from ensemblekit.spec.reader import build_plugin
 
 
@@ -48,17 +53,26 @@ def is_path(data: str, registry: Registry) -> bool:
 
 
 class Evaluation(dict[str, Any]):
-    """Metrics by name, and how many samples they were computed on.
+    """Metrics by name, and what they were computed of.
 
     Args:
         metrics: the metrics.
         num_samples: the number of samples.
         trained_on: name of the data set that the run was trained on.
+        combiner: how the members' outputs were combined, and calibrated.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], num_samples: int, trained_on: str) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Any], num_samples: int, trained_on: str, combiner: Combiner | None = None
+    ) -> None:
         super().__init__(metrics)
         self.num_samples, self.trained_on = num_samples, trained_on
+        self.combiner = "" if combiner is None else combiner.name
+        calibration = None if combiner is None else combiner.calibration
+        self.calibration = None if calibration is None else calibration.kind
+        self.conformal = None if combiner is None else combiner.conformal
+        self.is_plain = combiner is None or not (combiner.is_chosen or calibration)
+        """Whether the methods combine, and nothing is calibrated."""
 
 
 def check_form(ensemble: Ensemble, data: Data) -> None:
@@ -90,19 +104,26 @@ def python_data(ensemble: Ensemble, part: Any) -> Data:
 
 
 def evaluate_on(
-    ensemble: Ensemble, data: Data, per_class: bool = False, inputs: Iterable[Tensor] | None = None
+    ensemble: Ensemble,
+    data: Data,
+    per_class: bool = False,
+    combiner: Combiner | None = None,
+    inputs: Iterable[Tensor] | None = None,
 ) -> Evaluation:
     """Compute the metrics of an ensemble on the test split of data.
 
     Args:
         ensemble: the trained ensemble.
         data: with inputs and outputs like the ensemble's; real targets in any units.
-        per_class: whether to add `classes`, for classes and labels, and `confusion`, for classes.
+        per_class: whether to add `classes`, for classes and labels, `confusion`, for classes, and `set_sizes` if the
+            run has prediction sets.
+        combiner: how to combine the members' outputs. Default: as the ensemble does.
         inputs: batches of network inputs in place of those of the test split, in the order of its samples.
 
     Raises:
         NumericError: an output is not finite.
     """
+    combiner = combiner or ensemble.combiner
     split = data.test.to(ensemble.device)
     with torch.no_grad():
         if inputs is None:
@@ -110,14 +131,39 @@ def evaluate_on(
         networks = torch.cat([ensemble.network_outputs(batch) for batch in inputs], dim=1)
         outputs = ensemble.predictions_of(networks)
         check_finite(outputs, lambda index: f"sample {index} of the evaluation data")
-        combined = ensemble.combine_networks(networks)
-    targets, scaling = _learned_targets(ensemble, data, split.targets), ensemble.target_scaling
+        used = networks if combiner.objective.combines_more else outputs
+        combined = combiner.combine_networks(used, len(outputs) // combiner.num_members)
+    targets = _learned_targets(ensemble, data, split.targets)
+    metrics = _metrics(combiner, outputs, combined, targets, ensemble.classes, per_class)
+    return Evaluation(metrics, len(targets), ensemble.spec.data.name, combiner)
+
+
+def evaluate_kept(loader: RunLoader, combiner: Combiner, per_class: bool = False) -> Evaluation:
+    """Compute the metrics of a run's kept test outputs, combined in some way; arguments as for `evaluate_on`."""
+    kept = loader.outputs("test")
+    if combiner.objective.combines_more and kept.networks is None:
+        what = f'the combiner "{combiner.name}" needs more than the members\' outputs, and the run has not kept it'
+        raise UsageError(what, str(loader.directory.path), "train with this combiner: ensemble.combiner")
+    outputs, targets = combiner.learned(kept.outputs), combiner.learned_targets(kept.targets)
+    metrics = _metrics(combiner, outputs, combiner.combine_kept(kept), targets, loader.classes, per_class)
+    return Evaluation(metrics, len(kept), read_spec(loader.directory, loader.registry).data.name, combiner)
+
+
+def _metrics(
+    combiner: Combiner,
+    outputs: Tensor,
+    combined: Tensor,
+    targets: Tensor,
+    classes: tuple[str, ...] | None,
+    per_class: bool,
+) -> dict[str, Any]:
+    """Compute all metrics of outputs (M, N, C) and what they combine to (N, C), as the members learnt them."""
+    scaling = combiner.target_scaling
     restore = None if scaling is None else scaling.restore
-    found = evaluate(outputs, targets, ensemble.loss, combined, restore, ensemble.spec.known_metrics)
-    metrics: dict[str, Any] = flat_metrics(found)
-    if per_class and ensemble.info.task in _BY_CLASS:
-        metrics |= _BY_CLASS[ensemble.info.task](ensemble, combined, targets)
-    return Evaluation(metrics, len(targets), ensemble.spec.data.name)
+    found = evaluate(outputs, targets, combiner.loss, combined, restore, combiner.extra_metrics)
+    coverage = measure_coverage(combiner, outputs, combined, targets)
+    metrics: dict[str, Any] = flat_metrics(found if coverage is None else found | coverage.metrics())
+    return metrics | (by_class(combiner.loss, outputs, combined, targets, classes, coverage) if per_class else {})
 
 
 def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
@@ -130,21 +176,25 @@ def _learned_targets(ensemble: Ensemble, data: Data, targets: Tensor) -> Tensor:
     return targets.to(ensemble.dtype)
 
 
-def by_class(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Return `classes` and `confusion` for the ensemble's outputs (N, C) and class indices (N,)."""
-    probabilities = ensemble.loss.probabilities(combined)
-    classes = TASKS[ensemble.info.task].target_for_metrics(targets, ensemble.loss)
+def by_class(
+    loss: Loss,
+    outputs: Tensor,
+    combined: Tensor,
+    targets: Tensor,
+    names: tuple[str, ...] | None,
+    coverage: Coverage | None = None,
+) -> dict[str, Any]:
+    """Return `classes`, for classes and labels, `confusion`, for classes, and `set_sizes` of prediction sets."""
+    task = task_of(loss, outputs, targets)
+    if task.name == "multilabel":
+        return {"classes": label_report(predicted_labels(loss.probabilities(combined)), targets.bool(), names)}
+    if task.name != "classification":
+        return {}
+    probabilities, classes = loss.probabilities(combined), task.target_for_metrics(targets, loss)
     confusion = confusion_matrix(probabilities.argmax(dim=-1), classes, probabilities.shape[-1]).cpu()
-    return {"classes": class_report(confusion, ensemble.classes), "confusion": confusion.tolist()}
-
-
-def _by_label(ensemble: Ensemble, combined: Tensor, targets: Tensor) -> dict[str, Any]:
-    predicted = predicted_labels(ensemble.loss.probabilities(combined))
-    return {"classes": label_report(predicted, targets.bool(), ensemble.classes)}
-
-
-_BY_CLASS: dict[Task, Callable[[Ensemble, Tensor, Tensor], dict[str, Any]]] = {
-    "classification": by_class,
-    "multilabel": _by_label,
-}
-"""What is added for single classes or labels, by the task."""
+    found: dict[str, Any] = {"classes": class_report(confusion, names), "confusion": confusion.tolist()}
+    if coverage is not None:
+        for row, share in zip(found["classes"], coverage.by_class(len(confusion)), strict=True):
+            row["coverage"] = share
+        found["set_sizes"] = coverage.by_size()
+    return found

@@ -20,6 +20,7 @@ from ensemblekit.data.python_data import split_parts
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.kept_calibration import KeptCalibration
 from ensemblekit.inference.loading import load_ensemble, trained_methods
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.layout import run_objective
@@ -58,26 +59,55 @@ class RunLoader:
             raise UsageError(f"the run has no {split} data", str(self.directory.path), fix)
         return self._restored(kept[split])
 
-    def combiner(self) -> Combiner:
-        """Return how the members' outputs are combined; no network is built."""
+    @property
+    def info(self) -> DataInfo:
+        """Task and shapes of the data that the run was trained on."""
         self._check_finished()
-        spec = read_spec(self.directory, self.registry)
         metadata = self.directory.read_metadata()
-        tensors = self.directory.read_model()[0] if self._combines_by_tensors(spec, metadata) else {}
         with as_written(self.directory.path / "model.json"):
-            info = DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
-            objective = run_objective(spec, info, trained_methods(spec, tensors, metadata))
-            by_index = {plan.index: plan for plan in spec.networks}
+            return DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, if they have names."""
+        metadata = self.directory.read_metadata()
+        with as_written(self.directory.path / "model.json"):
+            return tuple(metadata["classes"]) if metadata["classes"] else None
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return read_spec(self.directory, self.registry).seed
+
+    def combiner(self) -> Combiner:
+        """Return how the members' outputs are combined and calibrated; no network is built."""
+        combiner = self.plain_combiner()
+        kept = KeptCalibration.read(self.directory, combiner.loss)
+        return replace(combiner, calibration=kept.calibration, conformal=kept.conformal)
+
+    def plain_combiner(self, spec: Spec | None = None) -> Combiner:
+        """Return how the members' outputs are combined, without a calibration that the run has kept.
+
+        Args:
+            spec: the run's spec with another combiner, which must not need fitted parameters. Default: that of the run.
+        """
+        self._check_finished()
+        own = read_spec(self.directory, self.registry)
+        metadata = self.directory.read_metadata()
+        tensors = self.directory.read_model()[0] if self._combines_by_tensors(own, metadata) else {}
+        with as_written(self.directory.path / "model.json"):
+            objective = run_objective(spec or own, self.info, trained_methods(own, tensors, metadata))
+            by_index = {plan.index: plan for plan in own.networks}
             plans = [by_index[index] for index in metadata["members"]]
             members = [plan for plan in plans if plan.group.role == "member"] or plans
             indices = tuple(plan.index + number for plan in members for number in range(plan.members))
             return Combiner(
                 objective,
                 len(indices),
-                tensors.get("combiner"),
+                tensors.get("combiner") if spec is None else None,
                 self._scaling(),
                 indices=indices,
-                extra_metrics=spec.known_metrics,
+                extra_metrics=own.known_metrics,
             )
 
     @staticmethod

@@ -15,6 +15,7 @@ from ensemblekit.core.registry import Registry
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.kept_calibration import KeptCalibration
 from ensemblekit.inference.metadata import read_info
 from ensemblekit.members.build import build_network
 from ensemblekit.members.growing import load_weights
@@ -50,6 +51,8 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)
     ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
+    kept = KeptCalibration.read(directory, spec.loss)
+    ensemble.calibration, ensemble.conformal = kept.calibration, kept.conformal
     return ensemble.eval().to(target)
 
 

@@ -55,8 +55,8 @@ def evaluate_ood(ensemble: Ensemble, loader: RunLoader, data: Any, per_class: bo
     own = uncertainty_scores(combiner.learned(kept.outputs), combined, combiner.loss, ensemble.info.task)
     other = _scores_of(ensemble, other_inputs(ensemble, data, loader))
     metrics: dict[str, Any] = flat_metrics(combiner.metrics(kept)) | separation(own, other)
-    if per_class and ensemble.info.task == "classification":
-        metrics |= by_class(ensemble, combined, kept.targets)
+    if per_class:
+        metrics |= by_class(combiner.loss, kept.outputs, combined, kept.targets, ensemble.classes)
     return Evaluation(metrics, len(kept), ensemble.spec.data.name)
 
 

@@ -88,7 +88,8 @@ def predictions(
             outputs = ensemble.network_outputs(inputs).cpu()
             outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
             check_finite(outputs, partial(_place, locations))
-            answered = list(answers(ensemble, outputs, probabilities, members))
+            uniform = None if ensemble.conformal is None else ensemble.set_randomness(inputs)
+            answered = list(answers(ensemble, outputs, probabilities, members, uniform))
         yield [Prediction(file, row, answer) for (file, row), answer in zip(locations, answered, strict=True)]
 
 

@@ -25,6 +25,7 @@ from ensemblekit.runs.manifests import MetricsMark, Position
 from ensemblekit.runs.metrics_file import MetricsFile
 from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.runs.own_files import (
+    CALIBRATION,
     CHECKPOINTS,
     ENVIRONMENT,
     LOCK,
@@ -197,7 +198,7 @@ class RunDirectory:
         if not self._record.has_checksums:
             self._add_checksums()
         with write_errors(self.path):
-            for name in (RESULT, MODEL, OUTPUTS):
+            for name in (RESULT, MODEL, OUTPUTS, CALIBRATION):
                 (self.path / name).unlink(missing_ok=True)
         self._record.change_spec(spec_toml, continued_from=epoch)
 

@@ -66,6 +66,11 @@ def read_metadata(path: Path, format_version: int) -> dict[str, Any]:
     return metadata
 
 
+def weights_sha256(path: Path, format_version: int) -> str:
+    """Return the checksum of the weights of a run, as model.json has it; arguments as for `read_model`."""
+    return _read_record(path / MODEL, f"ensemblekit resume {path} rebuilds it from the checkpoints", format_version)[0]
+
+
 def check_model(path: Path, format_version: int) -> None:
     """Raise a `RunError` if the model of a run is missing or damaged, without loading its tensors."""
     fix = f"ensemblekit resume {path} rebuilds it from the checkpoints"

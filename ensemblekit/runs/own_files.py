@@ -11,16 +11,17 @@ from ensemblekit.core.files import STAGING
 from ensemblekit.runs.manifests import position_of
 
 RUN, SPEC, ENVIRONMENT, METRICS = "run.json", "spec.toml", "environment.json", "metrics.jsonl"
-WEIGHTS, MODEL, OUTPUTS, RESULT, CHECKPOINTS, LOCK = (
+WEIGHTS, MODEL, OUTPUTS, CALIBRATION, RESULT, CHECKPOINTS, LOCK = (
     "model.safetensors",
     "model.json",
     "outputs.safetensors",
+    "calibration.json",
     "result.json",
     "checkpoints",
     ".lock",
 )
 
-FILES = {RUN, SPEC, ENVIRONMENT, METRICS, WEIGHTS, MODEL, OUTPUTS, RESULT, LOCK}
+FILES = {RUN, SPEC, ENVIRONMENT, METRICS, WEIGHTS, MODEL, OUTPUTS, CALIBRATION, RESULT, LOCK}
 
 
 def check_own_files(path: Path) -> None:

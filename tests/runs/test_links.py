@@ -12,6 +12,7 @@ from helpers.commands import run as command
 from helpers.run_directory_children import checkpoint, create, model
 
 from ensemblekit.core.errors import RunError
+from ensemblekit.runs.calibration_file import write_calibration
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.locking import is_locked, locked
 from ensemblekit.runs.outputs import KeptOutputs
@@ -26,6 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
     run.write_model(*model(1))
     kept = KeptOutputs(torch.zeros(2, 3, 4), torch.zeros(3).long(), torch.arange(3))
     run.write_result(run.write_outputs({"test": kept}))
+    write_calibration(run.path, run.format_version, {})
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ from ensemblekit.analysis.report.samples import class_samples, value_samples
 from ensemblekit.analysis.report.sizes import size_charts, size_curves
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.losses import Loss
+from ensemblekit.core.metrics import flat_metrics
 from ensemblekit.core.plugin import Task
 from ensemblekit.core.selective_prediction import RiskCoverage
 from ensemblekit.core.tasks import TASKS, TaskKind, task_of
@@ -61,6 +63,8 @@ def run_page(run: Run, data: Any = None) -> Page:
     notes, said = list(run.notices), []
     if run.status == "finished":
         try:
+            run, added = _with_what_was_added(run, data)
+            notes += added
             sections += _output_sections(run, data)
             said = advised(advice(run))
         except DataError as error:  # outputs that were not kept, and data that is not there any more
@@ -81,6 +85,16 @@ def run_page(run: Run, data: Any = None) -> Page:
         spec=run.spec.to_toml(),
         num_members=len(run.members),
     )
+
+
+def _with_what_was_added(run: Run, data: Any) -> tuple[Run, list[str]]:
+    """Return a run with the test metrics of its calibrated outputs and prediction sets, and what was added to it."""
+    combiner = run.combiner()
+    if not combiner.description:
+        return run, []
+    metrics = flat_metrics(combiner.metrics(run.outputs("test", data)))
+    note = f"Added after training: {combiner.description}. The test metrics include it, the validation metrics do not."
+    return replace(run, metrics=metrics), [note]
 
 
 def _training_section(run: Run) -> Section | None:
