@@ -189,6 +189,21 @@ def test_evaluate_begins_with_what_was_evaluated(monkeypatch, options, line):
     assert run("evaluate", "runs/x", *options).stdout.splitlines()[0] == line
 
 
+def test_evaluate_ends_with_what_to_do_next(monkeypatch):
+    metrics = {"test_accuracy": 0.9, "test_coverage_at_5_risk": 0.87}
+    monkeypatch.setattr(api, "evaluate_run", lambda path, **_: Evaluation(metrics, 1355, "digits"))
+    lines = run("evaluate", "runs/x y").stdout.splitlines()
+    steps = lines[lines.index("next:") + 1 :]
+    assert [step.split("#")[0].strip() for step in steps] == [
+        "ensemblekit evaluate 'runs/x y' --ood DATA",
+        "ensemblekit evaluate 'runs/x y' --corrupt",
+        "ensemblekit predict 'runs/x y' FILES… --abstain-above 0.2",
+    ]
+    assert steps[-1].endswith("87 % can be answered with at most 5 % errors")
+    monkeypatch.setattr(api, "evaluate_run", lambda path, **_: Evaluation({"test_mse": 1.0}, 9, "diabetes"))
+    assert "--corrupt" not in run("evaluate", "runs/x").stdout
+
+
 def test_evaluate_shows_the_classes_and_their_confusion():
     lines = [line.split() for line in run("evaluate", "runs/x").stdout.splitlines()]
     assert ["ant", "4", "75.00", "%", "100.00", "%", "bee", "(1", "times)"] in lines

@@ -11,7 +11,6 @@ from helpers.commands import last_error, run
 import ensemblekit as ek
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.corruptions import CORRUPTIONS
-from ensemblekit.data.in_memory import InMemoryData
 
 SPEC = {"model": {"name": "mlp", "hidden": [16]}, "ensemble": {"members": 2}, "training": {"epochs": 4}}
 SPEC |= {"engine": {"name": "sequential"}}
@@ -133,9 +132,3 @@ def test_features_and_images_of_another_range_are_refused(tmp_path):
     large = ek.train(SPEC, tmp_path / "large", data=data, progress=False)
     with pytest.raises(ek.DataError, match=r"expected images with values from 0 to 1, got 0 to 25\.5"):
         ek.evaluate_run(large.path, data=data, corrupt="contrast")
-
-
-def test_data_without_a_name_is_corrupted_like_named_data(tmp_path):
-    images, classes = pixels(60)
-    split = ek.load_data(InMemoryData().of((images, classes)), seed=0).test
-    assert split.transform is not None  # images of Python data are images

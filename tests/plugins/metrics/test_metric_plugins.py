@@ -75,6 +75,10 @@ def test_results_history_evaluation_and_comparison_have_the_metrics_of_a_spec(tm
     table = comparison.table()
     assert value in [pytest.approx(row["top_k_accuracy"]) for row in table]
     assert {"macro_f1", "top_k_accuracy"} <= set(comparison.columns)
+    assert run.metrics["test_aurc"] in [
+        row["aurc"] for row in table
+    ]  # a metric of the run that is no mean over samples
+    assert min(comparison.groups, key=lambda group: group.cells["aurc"].mean).cells["aurc"].is_leading
     leading = max(comparison.groups, key=lambda group: group.cells["macro_f1"].mean)
     assert leading.cells["macro_f1"].is_leading
     assert "macro f1" in comparison._repr_html_()
