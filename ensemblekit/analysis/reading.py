@@ -18,6 +18,7 @@ from ensemblekit.analysis.sweeps import SWEEP_FILE, open_sweep
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError, UsageError, one_line
 
 if TYPE_CHECKING:
+    from ensemblekit.inference.combining import Combiner
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
 
@@ -132,13 +133,23 @@ def _read(run: Run) -> tuple[RunFacts, TestData]:
     """Read a run; its outputs are dropped as soon as the quantities of the samples are known."""
     if run.status != "finished":
         raise RunError(f"the run has not finished ({run.status})", str(run.path), f"ensemblekit resume {run.path}")
-    kept = run.outputs("test")
-    statistics = statistics_of(sample_quantities(kept, run.combiner()))
+    kept, combiner = run.outputs("test"), run.combiner()
+    statistics = statistics_of(sample_quantities(kept, combiner))
     values = {name: statistic.value() for name, statistic in statistics.items()} | final_metrics(run)
     values |= recorded_measures(run)
     directions = {metric.name: metric.higher_is_better for metric in run.spec.known_metrics}
-    facts = RunFacts(run.path, run.spec.seed, flatten(run.spec.to_dict()), values, statistics, directions)
+    keys = flatten(run.spec.to_dict()) | _added_keys(combiner)
+    facts = RunFacts(run.path, run.spec.seed, keys, values, statistics, directions)
     return facts, TestData.of(run, kept)
+
+
+def _added_keys(combiner: Combiner) -> dict[str, str]:
+    """Return what was added after training as keys of a spec: runs that differ in it are no repetitions."""
+    calibration, conformal = combiner.calibration, combiner.conformal
+    return {
+        "calibration": "none" if calibration is None else calibration.kind,
+        "conformal": "none" if conformal is None else f"{conformal.score} {conformal.error:g}",
+    }
 
 
 def _recorded_inputs(environment: dict[str, Any]) -> tuple[str, str] | None:

@@ -80,6 +80,17 @@ def test_everything_that_reads_a_calibrated_run_uses_its_calibration(run):
     assert f"calibrated: temperature {temperature:.4g}" in page
 
 
+def test_a_comparison_tells_a_calibrated_run_from_one_that_is_not(run, runs):
+    ek.calibrate(run)
+    ek.conform(run, 0.2)
+    rows = {row["calibration"]: row for row in ek.compare([run, runs / "digits"]).table()}
+    assert rows.keys() == {"none", "temperature"}
+    assert rows["none"]["nll"] != pytest.approx(rows["temperature"]["nll"], rel=1e-3)
+    assert (rows["none"]["conformal"], rows["temperature"]["conformal"]) == ("none", "lac 0.2")
+    assert rows["none"]["coverage"] is None
+    assert rows["temperature"]["coverage"] > 0.6
+
+
 def test_copies_of_a_calibrated_ensemble_are_calibrated(run):
     ek.calibrate(run, "isotonic")
     ensemble, x = ek.load(run), inputs(run)[:20]
