@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         open_run,
         report,
         resume,
+        select,
         sweep,
         train,
     )
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from ensemblekit.formulas import build_model, decompose, draw_sample_weights, evaluate, objective
     from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.ensemble import Ensemble
+    from ensemblekit.inference.selecting import Selection
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
@@ -98,6 +100,7 @@ __all__ = [
     "Problem",
     "Run",
     "Schedule",
+    "Selection",
     "Spec",
     "Split",
     "Splits",
@@ -133,13 +136,14 @@ __all__ = [
     "open_sweep",
     "report",
     "resume",
+    "select",
     "sha256_of_file",
     "sweep",
     "train",
 ]
 
 _HOMES = {
-    "api": ("compare datasets evaluate_run load load_spec methods models open_run report resume sweep train"),
+    "api": ("compare datasets evaluate_run load load_spec methods models open_run report resume select sweep train"),
     "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",
@@ -165,6 +169,7 @@ _HOMES = {
     "data.splitting": "hold_out",
     "inference.combining": "Combiner",
     "inference.ensemble": "Ensemble",
+    "inference.selecting": "Selection",
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",
     "runs.run": "Run",

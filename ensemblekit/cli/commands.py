@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, cache, compare, plugins, report, run_list, runs, specs, sweep
+from ensemblekit.cli import bench, cache, compare, plugins, report, run_list, runs, select, specs, sweep
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.core.streams import (
@@ -27,7 +27,7 @@ from ensemblekit.core.streams import (
 from ensemblekit.core.streams import report as report_line
 
 INTERRUPTED = 130
-COMPUTING = ("train", "resume", "evaluate", "predict", "sweep", "compare", "report", "check", "bench")
+COMPUTING = ("train", "resume", "evaluate", "predict", "select", "sweep", "compare", "report", "check", "bench")
 """The commands for which freed memory is kept: the process is theirs alone."""
 
 
@@ -206,5 +206,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, sweep, run_list, compare, report, plugins, specs, cache, bench):
+for module in (runs, select, sweep, run_list, compare, report, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
 
 Task = Literal["classification", "regression"]
+Averages = Literal["outputs", "probabilities", "votes"]
+"""What a combination is the plain mean of, over the members."""
 
 
 def snake_case(class_name: str) -> str:
@@ -200,6 +202,9 @@ class Combination(Plugin):
     kind = "combiner"
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "regression")
     """The tasks that it can be used for."""
+    averages: ClassVar[Averages | None] = None
+    """What it averages with equal weights, if it does: then a selection of members can have weights, and predictions
+    can stop early."""
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if info.task not in self.tasks:

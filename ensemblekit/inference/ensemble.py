@@ -164,21 +164,27 @@ class Ensemble(nn.Module):
     def _num_passes(self, outputs: Tensor) -> int:
         return len(outputs) // sum(plan.members for plan in self.plans)
 
-    def network_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
-        """Compute all outputs (S · R, B, W) of the networks, as they learnt them; arguments as for `member_outputs`."""
+    def network_outputs(self, inputs: Any, enable_grad: bool = False, networks: Sequence[int] | None = None) -> Tensor:
+        """Compute all outputs (S · R, B, W) of the networks, as they learnt them; arguments as for `member_outputs`.
+
+        With `networks`, only those of these indices are computed.
+        """
+        chosen = range(len(self.members)) if networks is None else networks
+        members, plans = [self.members[index] for index in chosen], [self.plans[index] for index in chosen]
         inputs = as_inputs(inputs, self.info.input_shape, self.transform, self.device, self.dtype)
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
-        views = [self._view(inputs, plan) for plan in self.plans]
+        views = [self._view(inputs, plan) for plan in plans]
         with torch.set_grad_enabled(with_grad), nullcontext() if passes is None else self._pool.lock:
             if self.spec.engine.precision == "bf16":
-                outputs = [self._in_bf16(*pair, passes) for pair in zip(self.members, views, strict=True)]
+                outputs = [self._in_bf16(*pair, passes) for pair in zip(members, views, strict=True)]
             elif inputs.device.type == "cpu" and in_evaluation and not with_grad:
-                pairs = list(zip(self._folded_members(), views, strict=True))
+                folded = self._folded_members()
+                pairs = list(zip([folded[index] for index in chosen], views, strict=True))
                 outputs = self._pool.map(lambda pair: pair[0](pair[1], passes), pairs)
             else:
-                outputs = [outputs_of_passes(*pair, passes) for pair in zip(self.members, views, strict=True)]
+                outputs = [outputs_of_passes(*pair, passes) for pair in zip(members, views, strict=True)]
             width = None if self._objective.layout is None else self._objective.layout.width
             # (S, B, C) of a member, (S, K, B, C) of a family
             rows = [pad(each if each.ndim == 4 else each.unsqueeze(1), width) for each in outputs]

@@ -17,6 +17,7 @@ class Probabilities(Combination):
     paper = "Lakshminarayanan et al. 2017, Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles"
     formula = "p = (1/M) sum_i p_i,  for cross-entropy p_i = softmax(h_i)"
     tasks = ("classification",)
+    averages = "probabilities"
 
     @hookimpl
     def combine(self, outputs: Tensor, loss: Loss) -> Tensor:
