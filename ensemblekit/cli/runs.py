@@ -255,6 +255,19 @@ def _parse_data(text: str) -> Any:
 )
 @click.option("--probabilities", is_flag=True, help="Add the probability of every class: probability[NAME].")
 @click.option("--members", is_flag=True, help="Add what each member predicts: member_class[0] … or member_value[0] …")
+@click.option(
+    "--stop-when-sure",
+    is_flag=True,
+    help="Ask members one after the other, and for each sample only until the rest cannot change its class. Exact for "
+    "the combiners probabilities and vote; others need --risk.",
+)
+@click.option(
+    "--risk",
+    metavar="SHARE",
+    type=float,
+    help="With --stop-when-sure: stop earlier, so that at most this share of the classes is expected to differ from "
+    "those of all members, for example 0.005. Fitted to the run's validation data.",
+)
 @inference_device_option
 @plugin_option
 def predict(
@@ -265,6 +278,8 @@ def predict(
     output: Path | None,
     probabilities: bool,
     members: bool,
+    stop_when_sure: bool,
+    risk: float | None,
     device: str,
     plugin_files: Sequence[str],
 ) -> None:
@@ -288,17 +303,31 @@ def predict(
     from ensemblekit.inference.writing import choose_format, writer_to
 
     chosen = choose_format("json" if as_json and file_format is None else file_format, output)
+    _check_stopping(stop_when_sure, risk, members)
     ensemble = api.load(run_path, plugins=plugin_files, device=device)
+    anytime = ensemble.anytime(risk) if stop_when_sure else None
+    asked: list[int] = []
     with opened(files, extensions(ensemble)) as (found, failures):
         num_files = len(found) + len(failures)
-        batches = predictions(ensemble, found, failures, probabilities, members)
+        batches = predictions(ensemble, found, failures, probabilities, members, anytime)
         first = next(batches, None)
         if first is not None:
             with writer_to(output, chosen) as writer:
                 for batch in chain([first], batches):
                     writer.write([prediction.to_dict() for prediction in batch])
+                    asked += [int(one.answer["members_asked"]) for one in batch if anytime is not None]
+    if asked:
+        mean, total = sum(asked) / len(asked), len(ensemble.members)
+        report(f"asked {mean:.2f} of {total} members on average: {1 - mean / total:.1%} of the member passes saved")
     if failures:
         raise _failed(failures, num_files)
+
+
+def _check_stopping(stop_when_sure: bool, risk: float | None, members: bool) -> None:
+    if risk is not None and not stop_when_sure:
+        raise UsageError("a risk is for predictions that stop early", "--risk", "add --stop-when-sure")
+    if stop_when_sure and members:
+        raise UsageError("not all members are asked", "--members with --stop-when-sure", "leave out one of them")
 
 
 def _failed(failures: Sequence[DataError], num_files: int) -> DataError:

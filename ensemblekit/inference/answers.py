@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ensemblekit.core.metrics import uncertainty
-from ensemblekit.inference.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from ensemblekit.inference.ensemble import Ensemble
 
 Answer = dict[str, str | int | float]
 
@@ -28,6 +31,13 @@ def answers(
     """
     combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
     outputs = ensemble.combiner.restored(ensemble.predictions_of(outputs))
+    return answers_of(ensemble, outputs, combined, probabilities, members)
+
+
+def answers_of(
+    ensemble: Ensemble, outputs: Tensor, combined: Tensor, probabilities: bool = False, members: bool = False
+) -> Iterator[Answer]:
+    """Yield an answer for each sample of the outputs of members (M, B, C) and what they combine to (B, C)."""
     if ensemble.info.task == "classification":
         columns = _classes(ensemble, outputs, combined, probabilities, members)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ensemblekit.core.plugin import DataInfo, Method
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.inference.anytime import Anytime
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.inputs import as_inputs
 from ensemblekit.inference.outputs import check_finite
@@ -27,7 +29,7 @@ from ensemblekit.members.layout import run_objective
 from ensemblekit.members.stochastic import MemberUniform, outputs_of_passes
 from ensemblekit.spec.sections import NetworkPlan, Spec
 
-_REBUILT = ("_objective", "_pool", "_folded")
+_REBUILT = ("_objective", "_pool", "_folded", "_anytime")
 """Attributes that belong to a process; a copy gets its own."""
 
 
@@ -78,6 +80,8 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
         self.target_scaling, self.preparation = target_scaling, preparation
+        self.source: Path | None = None
+        """The directory of the run that it was loaded from."""
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)
         self._rebuild()
@@ -88,6 +92,7 @@ class Ensemble(nn.Module):
         self._passes = self._objective.hooks.passes(self.spec.ensemble.members)
         self._pool = ThreadPool()
         self._folded: _FoldedMembers | None = None
+        self._anytime: dict[float | None, Anytime] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _REBUILT}
@@ -233,16 +238,42 @@ class Ensemble(nn.Module):
         """Combine the members' outputs, as `learned_outputs` returns them."""
         return self.combiner.combine_learned(outputs)
 
-    def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether its members are stochastic passes of its networks."""
+        return self._passes is not None
+
+    def anytime(self, risk: float | None = None) -> Anytime:
+        """Return what predicts with as few members as each sample needs; see `predict_proba`."""
+        if risk not in self._anytime:
+            self._anytime[risk] = Anytime.of(self, risk)
+        return self._anytime[risk]
+
+    def predict_proba(
+        self, inputs: Any, enable_grad: bool = False, stop_when_sure: bool = False, risk: float | None = None
+    ) -> Tensor:
         """Compute the class probabilities (B, K); arguments as for `member_outputs`.
 
+        Args:
+            inputs: a batch (B, *input_shape).
+            enable_grad: as for `member_outputs`.
+            stop_when_sure: ask members one after the other, the most valuable first, and for each sample only until the
+                rest cannot change the predicted class. The probabilities are those of the members that were asked;
+                ``anytime()(inputs)`` also says how many. Exact for the combiners `probabilities` and `vote`.
+            risk: with `stop_when_sure`: stop earlier, so that at most this share of the predicted classes is expected
+                to differ. Fitted to the validation outputs that the run has kept; for any combiner.
+
         Raises:
-            UsageError: the run is a regression.
+            UsageError: the run is a regression, or its members cannot be asked one by one.
             DataError: the inputs have another shape, or are not numbers.
             NumericError: an output is not finite.
         """
         if self.info.task == "regression":
             raise UsageError("a regression has no class probabilities", "predict_proba", "use predict")
+        if stop_when_sure:
+            return self.anytime(risk)(inputs).probabilities
+        if risk is not None:
+            raise UsageError("a risk is for predictions that stop early", "risk", "add stop_when_sure=True")
         outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
         return self.loss.probabilities(self.combiner.restored(self.combine_networks(outputs)))

@@ -50,6 +50,7 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)
     ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
+    ensemble.source = path
     return ensemble.eval().to(target)
 
 
