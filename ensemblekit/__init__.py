@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         open_run,
         report,
         resume,
+        select,
         sweep,
         train,
         undo_calibrate,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.conforming import ConformalResult
     from ensemblekit.inference.ensemble import Ensemble
+    from ensemblekit.inference.selecting import Selection
     from ensemblekit.inference.students import DistilledRun
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
@@ -110,6 +112,7 @@ __all__ = [
     "Problem",
     "Run",
     "Schedule",
+    "Selection",
     "Spec",
     "Split",
     "Splits",
@@ -150,6 +153,7 @@ __all__ = [
     "open_sweep",
     "report",
     "resume",
+    "select",
     "sha256_of_file",
     "sweep",
     "train",
@@ -160,7 +164,7 @@ __all__ = [
 _HOMES = {
     "api": (
         "calibrate compare conform datasets distil evaluate_run load load_spec methods models open_run report resume "
-        "sweep train undo_calibrate undo_conform"
+        "select sweep train undo_calibrate undo_conform"
     ),
     "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
@@ -190,6 +194,7 @@ _HOMES = {
     "inference.combining": "Combiner",
     "inference.conforming": "ConformalResult",
     "inference.ensemble": "Ensemble",
+    "inference.selecting": "Selection",
     "inference.students": "DistilledRun",
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",

@@ -24,6 +24,7 @@ from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweeping import SweepRequest
 from ensemblekit.analysis.sweeps import Sweep
 from ensemblekit.core.errors import UsageError
+from ensemblekit.core.plugin import Combination
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.display.progress import Progress, choose_progress
@@ -37,16 +38,21 @@ from ensemblekit.inference import (
     loading,
     out_of_distribution,
 )
+from ensemblekit.inference.budget import Budget
 from ensemblekit.inference.calibrating import CalibrationResult
 from ensemblekit.inference.conforming import ConformalResult
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_outputs import RunLoader
+from ensemblekit.inference.pooling import check_distinct, read_pool
 from ensemblekit.inference.recombining import other_combiner
+from ensemblekit.inference.selecting import Selection, SelectionRequest, select_members, write_selection
+from ensemblekit.inference.selection import Search
 from ensemblekit.inference.students import DistilledRun, distilled
 from ensemblekit.members.python_model import NetworkLike, model_table
 from ensemblekit.members.python_specs import PluginLike, registry_of, spec_of, with_data
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run, read_run
+from ensemblekit.spec.reader import build_plugin
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.sessions import train_new, train_on
 
@@ -536,6 +542,54 @@ def distil(
             beside = student.path.with_name(f"{student.path.name}-baseline")
             other = run_spec(distillation.labels_spec(spec, registry), registry, beside, [display], loaded)
     return distilled(student, teacher, other, loaded)
+
+
+def select(
+    paths: str | Path | Iterable[str | Path],
+    members: int | None = None,
+    out: str | Path | None = None,
+    replace: bool = False,
+    budget: str | None = None,
+    search: Search = "auto",
+    combiner: str | Mapping[str, Any] | None = None,
+    plugins: Iterable[PluginLike] = (),
+    model: NetworkLike | None = None,
+) -> Selection:
+    """Choose the best members of one run or of several, by their outputs on validation data, as a new run.
+
+    Args:
+        paths: directories of finished runs on the same data; their members are pooled. Methods and models may differ.
+        members: how many to choose; with a budget or with `replace`, at most so many. Default: as many as have the
+            lowest validation loss.
+        out: the directory of the new run, which must be empty or not exist yet. Default: runs/selected-NUMBER with a
+            free number.
+        replace: pick members also more than once; the number of picks becomes the weight of a member. Only for the
+            mean of outputs.
+        budget: the most that the members may cost together: "50000parameters", or "5ms" of time for 1,000 predictions,
+            measured here on the CPU.
+        search: "greedy", "exhaustive", or "auto": exhaustive if there are at most 4,096 sets of members to try.
+        combiner: name or table of the combiner that members are chosen for. Default: as the runs combine theirs.
+        plugins: plugin classes that the runs use, or local Python files with such classes.
+        model: the same model as for `train`, if the runs were started with a model from Python.
+
+    Returns:
+        The selection: `run`, the `chosen` members, and `curve`, the validation loss for each number of members.
+
+    Raises:
+        RunError: there is no run, it has not finished, its files are damaged, or `out` cannot be used.
+        UsageError: a run has no validation data, runs do not fit together, or their members cannot be chosen from.
+        DataError: all validation samples are of one class.
+        NumericError: outputs of a run are not finite.
+    """
+    registry = registry_of(plugins, model)
+    listed = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    check_distinct(listed)
+    chosen = None if combiner is None else build_plugin(Combination, combiner, registry)
+    limit = None if budget is None else Budget.parse(budget)
+    pool = read_pool([_read(RunDirectory.open(path), registry) for path in listed], chosen)
+    selected = select_members(pool, SelectionRequest(members, replace, limit, search), registry)
+    directory = write_selection(selected, None if out is None else Path(out), registry)
+    return selected.selection(_read(directory, registry))
 
 
 def methods() -> Mapping[str, PluginInfo]:

@@ -6,20 +6,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ensemblekit.analysis.comparison import RunFacts
 from ensemblekit.analysis.groups import flatten
 from ensemblekit.analysis.measures import final_metrics, recorded_measures, sample_quantities, statistics_of
 from ensemblekit.analysis.sweeps import SWEEP_FILE, open_sweep
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError, UsageError, one_line
+from ensemblekit.runs.samples import SplitSamples
 
 if TYPE_CHECKING:
     from ensemblekit.inference.combining import Combiner
-    from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
 
 OpenRun = Callable[[Path], "Run"]
@@ -27,38 +24,6 @@ OpenRun = Callable[[Path], "Run"]
 Progress = Callable[[int, int], None]
 """Told how many of how many runs were read."""
 FIX = "give runs of one data set whose test data does not depend on the seed, or compare them one by one"
-
-
-@dataclass(frozen=True)
-class TestData:
-    """What tells whether two runs were tested on the same samples."""
-
-    path: Path
-    dataset: str
-    targets: Tensor
-    index: Tensor
-    inputs: tuple[str, str] | None
-    """Shape and sha256 of the inputs; None if the run has recorded none."""
-
-    @classmethod
-    def of(cls, run: Run, kept: KeptOutputs) -> TestData:
-        """Describe the test data of a run."""
-        return cls(run.path, run.spec.data.name, kept.targets, kept.index, _recorded_inputs(run.environment))
-
-    def difference(self, other: TestData) -> str:
-        """Say how two sets of test data differ; empty if they do not."""
-        count, other_count = len(self.targets), len(other.targets)
-        named = f" ({self.dataset} and {other.dataset})" if self.dataset != other.dataset else ""
-        if count != other_count:
-            return f"{count} test samples, not {other_count}{named}"
-        if not _equal(self.targets, other.targets):
-            return f"the targets of the test samples differ{named}"
-        same_shape = self.inputs and other.inputs and self.inputs[0] == other.inputs[0]
-        if same_shape and self.inputs != other.inputs:  # of another shape they may be the same images, resized
-            return f"the inputs of the test samples differ{named}"
-        if not torch.equal(self.index, other.index):
-            return f"other samples of the data set{named}"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +52,7 @@ def read_runs(
     notes: list[str] = []
     found = list(dict.fromkeys(_expanded([Path(path) for path in paths], notes)))
     facts: list[RunFacts] = []
-    first: TestData | None = None
+    first: SplitSamples | None = None
     for done, path in enumerate(found):
         progress(done, len(found))
         try:
@@ -129,7 +94,7 @@ def _expanded(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
                 notes.append(f"left out {run.path}: {run.status}" + (f", {run.error}" if run.error else ""))
 
 
-def _read(run: Run) -> tuple[RunFacts, TestData]:
+def _read(run: Run) -> tuple[RunFacts, SplitSamples]:
     """Read a run; its outputs are dropped as soon as the quantities of the samples are known."""
     if run.status != "finished":
         raise RunError(f"the run has not finished ({run.status})", str(run.path), f"ensemblekit resume {run.path}")
@@ -140,7 +105,7 @@ def _read(run: Run) -> tuple[RunFacts, TestData]:
     directions = {metric.name: metric.higher_is_better for metric in run.spec.known_metrics}
     keys = flatten(run.spec.to_dict()) | _added_keys(combiner)
     facts = RunFacts(run.path, run.spec.seed, keys, values, statistics, directions)
-    return facts, TestData.of(run, kept)
+    return facts, SplitSamples.of(run, kept)
 
 
 def _added_keys(combiner: Combiner) -> dict[str, str]:
@@ -150,24 +115,6 @@ def _added_keys(combiner: Combiner) -> dict[str, str]:
         "calibration": "none" if calibration is None else calibration.kind,
         "conformal": "none" if conformal is None else f"{conformal.score} {conformal.error:g}",
     }
-
-
-def _recorded_inputs(environment: dict[str, Any]) -> tuple[str, str] | None:
-    data = environment.get("data")
-    test = data.get("test") if isinstance(data, dict) else None
-    if not isinstance(test, dict) or not test.get("inputs_sha256"):
-        return None
-    return str(test.get("shape")), str(test["inputs_sha256"])
-
-
-def _equal(targets: Tensor, others: Tensor) -> bool:
-    """Whether targets are equal; real ones up to the rounding of standardising them by other training data."""
-    if targets.shape != others.shape or targets.is_floating_point() != others.is_floating_point():
-        return False
-    if not targets.is_floating_point():
-        return torch.equal(targets, others)
-    scale = float(targets.double().std()) if targets.numel() > 1 else 1.0
-    return torch.allclose(targets.double(), others.double(), rtol=1e-5, atol=1e-5 * scale)
 
 
 def _listed(paths: Iterable[str | Path]) -> str:

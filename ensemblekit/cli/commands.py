@@ -14,7 +14,20 @@ from typing import Any
 
 import click
 
-from ensemblekit.cli import bench, cache, calibration, compare, distil, plugins, report, run_list, runs, specs, sweep
+from ensemblekit.cli import (
+    bench,
+    cache,
+    calibration,
+    compare,
+    distil,
+    plugins,
+    report,
+    run_list,
+    runs,
+    select,
+    specs,
+    sweep,
+)
 from ensemblekit.cli.limits import guard_torch
 from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.core.streams import (
@@ -34,6 +47,7 @@ COMPUTING = (
     "predict",
     "calibrate",
     "conform",
+    "select",
     "distil",
     "sweep",
     "compare",
@@ -219,5 +233,5 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, calibration, distil, sweep, run_list, compare, report, plugins, specs, cache, bench):
+for module in (runs, calibration, select, distil, sweep, run_list, compare, report, plugins, specs, cache, bench):
     main.add_sections(module.COMMANDS)

@@ -17,7 +17,7 @@ from ensemblekit.core.member_hooks import MemberHooks
 from ensemblekit.core.member_losses import MemberLosses
 from ensemblekit.core.misuse import refuses_misuse
 from ensemblekit.core.outputs import OutputLayout
-from ensemblekit.core.plugin import Method, Plugin
+from ensemblekit.core.plugin import Averages, Combination, Method, Plugin
 from ensemblekit.core.verification import implemented_hooks
 
 COUPLING_HOOKS = {"member_loss", "ensemble_loss", "select_members"}
@@ -82,6 +82,7 @@ class Objective:
         if combiner is not None or type(loss).mixture is not Loss.mixture:
             self.final_hooks = RunHooks([*methods, *([combiner] if combiner else [])], defaults=PredictionDefaults)
         """Those that combine the outputs of a prediction."""
+        self.combiner = combiner
         self.members = MemberHooks(self.hooks)
         self.member_losses = MemberLosses(loss, member_losses) if member_losses else None
 
@@ -115,6 +116,16 @@ class Objective:
     def combines_more(self) -> bool:
         """Whether the combination needs more than the members' predictions."""
         return self.predicts_with_auxiliary or self.final_hooks.names("named", COMBINING_HOOKS)
+
+    @cached_property
+    def averages(self) -> Averages | None:
+        """What the combined prediction is the plain mean of, over the members; None if it is another combination."""
+        if self.predictor is not None:
+            return None
+        if isinstance(self.combiner, Combination):
+            return self.combiner.averages
+        by_method = any(hook in implemented_hooks(type(method)) for method in self.methods for hook in COMBINING_HOOKS)
+        return None if by_method else "outputs"
 
     @cached_property
     def prediction_layout(self) -> OutputLayout | None:

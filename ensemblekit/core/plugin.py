@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Task = Literal["classification", "multilabel", "regression"]
 PREDICTED: dict[Task, str] = {"classification": "classes", "multilabel": "labels", "regression": "values"}
 """What each task predicts, in a word."""
+Averages = Literal["outputs", "probabilities", "votes"]
+"""What a combination is the plain mean of, over the members."""
 
 
 def snake_case(class_name: str) -> str:
@@ -217,6 +219,9 @@ class Combination(Plugin):
     """The tasks that it can be used for."""
     mixes_probabilities: ClassVar[bool] = False
     """Whether it averages the members' probabilities; temperature scaling then divides the outputs of each."""
+    averages: ClassVar[Averages | None] = None
+    """What it averages with equal weights, if it does: then a selection of members can have weights, and predictions
+    can stop early."""
 
     def check_data(self, spec: Spec, info: DataInfo) -> Iterable[Problem]:
         if info.task not in self.tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch import Tensor
 from ensemblekit.core.label_metrics import binary_entropy, predicted_labels
 from ensemblekit.core.metrics import uncertainty
 from ensemblekit.core.plugin import Task
-from ensemblekit.inference.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from ensemblekit.inference.ensemble import Ensemble
 
 SEPARATOR = " | "
 """Between the classes of a set."""
@@ -37,6 +40,18 @@ def answers(
     """
     combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
     outputs = ensemble.combiner.restored(ensemble.predictions_of(outputs))
+    return answers_of(ensemble, outputs, combined, probabilities, members, uniform)
+
+
+def answers_of(
+    ensemble: Ensemble,
+    outputs: Tensor,
+    combined: Tensor,
+    probabilities: bool = False,
+    members: bool = False,
+    uniform: Tensor | None = None,
+) -> Iterator[Answer]:
+    """Yield an answer for each sample of the outputs of members (M, B, C) and what they combine to (B, C)."""
     options = {"uniform": uniform} if ensemble.info.task == "classification" else {}
     columns = _COLUMNS[ensemble.info.task](ensemble, outputs, combined, probabilities, members, **options)
     names, values = list(columns), columns.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.data.transforms import ImageTransform
+from ensemblekit.inference.anytime import Anytime
 from ensemblekit.inference.calibration import Calibration
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.conformal import Conformal, uniform_by_input
@@ -31,7 +33,7 @@ from ensemblekit.members.layout import run_objective
 from ensemblekit.members.stochastic import MemberUniform, outputs_of_passes
 from ensemblekit.spec.sections import NetworkPlan, Spec
 
-_REBUILT = ("_objective", "_pool", "_folded")
+_REBUILT = ("_objective", "_pool", "_folded", "_anytime")
 """Attributes that belong to a process; a copy gets its own."""
 
 
@@ -82,6 +84,8 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
         self.spec, self.info, self.classes, self.transform = spec, info, classes, transform
         self.target_scaling, self.preparation = target_scaling, preparation
+        self.source: Path | None = None
+        """The directory of the run that it was loaded from."""
         self.fitted: Tensor | None
         self.register_buffer("fitted", fitted)
         self.calibration: Calibration | None = None
@@ -96,6 +100,7 @@ class Ensemble(nn.Module):
         self._passes = self._objective.hooks.passes(self.spec.ensemble.members)
         self._pool = ThreadPool()
         self._folded: _FoldedMembers | None = None
+        self._anytime: dict[float | None, Anytime] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _REBUILT}
@@ -174,21 +179,27 @@ class Ensemble(nn.Module):
     def _num_passes(self, outputs: Tensor) -> int:
         return len(outputs) // sum(plan.members for plan in self.plans)
 
-    def network_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
-        """Compute all outputs (S · R, B, W) of the networks, as they learnt them; arguments as for `member_outputs`."""
+    def network_outputs(self, inputs: Any, enable_grad: bool = False, networks: Sequence[int] | None = None) -> Tensor:
+        """Compute all outputs (S · R, B, W) of the networks, as they learnt them; arguments as for `member_outputs`.
+
+        With `networks`, only those of these indices are computed.
+        """
+        chosen = range(len(self.members)) if networks is None else networks
+        members, plans = [self.members[index] for index in chosen], [self.plans[index] for index in chosen]
         inputs = as_inputs(inputs, self.info.input_shape, self.transform, self.device, self.dtype)
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
-        views = [self._view(inputs, plan) for plan in self.plans]
+        views = [self._view(inputs, plan) for plan in plans]
         with torch.set_grad_enabled(with_grad), nullcontext() if passes is None else self._pool.lock:
             if self.spec.engine.precision == "bf16":
-                outputs = [self._in_bf16(*pair, passes) for pair in zip(self.members, views, strict=True)]
+                outputs = [self._in_bf16(*pair, passes) for pair in zip(members, views, strict=True)]
             elif inputs.device.type == "cpu" and in_evaluation and not with_grad:
-                pairs = list(zip(self._folded_members(), views, strict=True))
+                folded = self._folded_members()
+                pairs = list(zip([folded[index] for index in chosen], views, strict=True))
                 outputs = self._pool.map(lambda pair: pair[0](pair[1], passes), pairs)
             else:
-                outputs = [outputs_of_passes(*pair, passes) for pair in zip(self.members, views, strict=True)]
+                outputs = [outputs_of_passes(*pair, passes) for pair in zip(members, views, strict=True)]
             width = None if self._objective.layout is None else self._objective.layout.width
             # (S, B, C) of a member, (S, K, B, C) of a family
             rows = [pad(each if each.ndim == 4 else each.unsqueeze(1), width) for each in outputs]
@@ -237,16 +248,42 @@ class Ensemble(nn.Module):
         """Combine the members' outputs, as `learned_outputs` returns them."""
         return self.combiner.combine_learned(outputs)
 
-    def predict_proba(self, inputs: Any, enable_grad: bool = False) -> Tensor:
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether its members are stochastic passes of its networks."""
+        return self._passes is not None
+
+    def anytime(self, risk: float | None = None) -> Anytime:
+        """Return what predicts with as few members as each sample needs; see `predict_proba`."""
+        if risk not in self._anytime:
+            self._anytime[risk] = Anytime.of(self, risk)
+        return self._anytime[risk]
+
+    def predict_proba(
+        self, inputs: Any, enable_grad: bool = False, stop_when_sure: bool = False, risk: float | None = None
+    ) -> Tensor:
         """Compute the probabilities of the classes or labels (B, K); arguments as for `member_outputs`.
 
+        Args:
+            inputs: a batch (B, *input_shape).
+            enable_grad: as for `member_outputs`.
+            stop_when_sure: ask members one after the other, the most valuable first, and for each sample only until the
+                rest cannot change the predicted class. The probabilities are those of the members that were asked;
+                ``anytime()(inputs)`` also says how many. Exact for the combiners `probabilities` and `vote`.
+            risk: with `stop_when_sure`: stop earlier, so that at most this share of the predicted classes is expected
+                to differ. Fitted to the validation outputs that the run has kept; for any combiner.
+
         Raises:
-            UsageError: the run is a regression.
+            UsageError: the run is a regression, or its members cannot be asked one by one.
             DataError: the inputs have another shape, or are not numbers.
             NumericError: an output is not finite.
         """
         if not TASKS[self.info.task].has_probabilities:
             raise UsageError("a regression has no class probabilities", "predict_proba", "use predict")
+        if stop_when_sure:
+            return self.anytime(risk)(inputs).probabilities
+        if risk is not None:
+            raise UsageError("a risk is for predictions that stop early", "risk", "add stop_when_sure=True")
         outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
         return self.loss.probabilities(self.combiner.restored(self.combine_networks(outputs)))

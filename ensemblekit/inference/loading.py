@@ -53,6 +53,7 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
     ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
     kept = KeptCalibration.read(directory, spec.loss)
     ensemble.calibration, ensemble.conformal = kept.calibration, kept.conformal
+    ensemble.source = path
     return ensemble.eval().to(target)
 
 

@@ -8,8 +8,11 @@ from torch import Tensor
 
 from ensemblekit.core.errors import NumericError
 
+Place = Callable[[int], str]
+"""Names a sample by its index."""
 
-def check_finite(outputs: Tensor, place: Callable[[int], str]) -> None:
+
+def check_finite(outputs: Tensor, place: Place) -> None:
     """Raise a `NumericError` unless the members' outputs (M, B, C) are finite; `place` names a sample by its index."""
     if bool(outputs.isfinite().all()):
         return

@@ -18,6 +18,7 @@ from ensemblekit.core.errors import DataError
 from ensemblekit.data.decoding import Decoding
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.inference.answers import Answer, answers
+from ensemblekit.inference.anytime import Anytime
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.files import IMAGE_EXTENSIONS, TABLE_EXTENSIONS, InputFile
 from ensemblekit.inference.outputs import check_finite
@@ -76,14 +77,21 @@ def predictions(
     failures: list[DataError],
     probabilities: bool = False,
     members: bool = False,
+    anytime: Anytime | None = None,
 ) -> Iterator[list[Prediction]]:
     """Yield the predictions for files, a batch at a time; files that cannot be read are added to `failures`.
+
+    With `anytime`, members are asked only until an answer is sure, and answers have `members_asked`.
 
     Raises:
         NumericError: an output is not finite.
     """
     ensemble.eval()
     for locations, inputs in input_batches(ensemble, files, failures):
+        if anytime is not None:
+            answered = anytime.answers(inputs, partial(_place, locations), probabilities)
+            yield [Prediction(file, row, answer) for (file, row), answer in zip(locations, answered, strict=True)]
+            continue
         with torch.inference_mode():
             outputs = ensemble.network_outputs(inputs).cpu()
             outputs = outputs if outputs.dtype == torch.float64 else outputs.float()

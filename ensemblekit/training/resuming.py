@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ensemblekit.core.errors import UsageError
+from ensemblekit.core.errors import RunError, UsageError
 from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.threads import num_cores, threads
+from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.manifests import Position
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import machine_facts
@@ -18,6 +19,33 @@ from ensemblekit.training.environment import machine_facts
 Action = tuple[int, str, tuple[float, ...]]
 """What a method does to the members: epoch, name and arguments."""
 BITS_WILL_DIFFER = "the last bits will differ from those of an uninterrupted run"
+
+SELECTED = "selected_from"
+"""The key of environment.json that says from which runs the members of a run were chosen: it was never trained."""
+
+
+def check_was_trained(directory: RunDirectory, asked: Mapping[str, Any]) -> None:
+    """Raise an error if the members of a run were chosen from other runs, and it is incomplete or to be trained.
+
+    Args:
+        directory: the run.
+        asked: what was asked for, such as another number of epochs, by the name of the option; None: not asked for.
+
+    Raises:
+        UsageError: it is to be trained.
+        RunError: files are missing or damaged; there are no checkpoints to rebuild them from.
+    """
+    path, chosen = directory.path, directory.environment.get(SELECTED)
+    if not chosen:
+        return
+    runs = ", ".join(dict.fromkeys(str(member["run"]) for member in chosen))
+    if any(value is not None for value in asked.values()):
+        what = f"there is nothing to train: the members were selected from {runs}"
+        raise UsageError(what, str(path), "train those runs further, and select again")
+    if directory.needs_training():
+        what = directory.damage[-1].rpartition("checkpoints: ")[2] if directory.damage else "it is not complete"
+        fix = f"delete the directory and select again from {runs}"
+        raise RunError(f"{what}; there are no checkpoints: the members were selected", str(path), fix)
 
 
 def recorded_threads(environment: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -68,7 +96,12 @@ def check_can_go_on(before: Spec, after: Spec, position: Position) -> None:
 
 
 def finished_text(path: Path, epochs: int) -> str:
-    """Say that a run has finished, and what can be done with it."""
+    """Say that a run has finished, and what can be done with it; one of 0 epochs was selected from others."""
+    if epochs == 0:
+        return (
+            f"there is nothing to train: the members were selected from other runs: ensemblekit evaluate {path}, "
+            f"ensemblekit predict {path} FILES…"
+        )
     return (
         f"the run has finished ({epochs} epochs): ensemblekit evaluate {path}, ensemblekit predict {path} FILES…, "
         f"or train it further: ensemblekit resume {path} --epochs {2 * epochs}"

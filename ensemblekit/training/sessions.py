@@ -18,7 +18,7 @@ from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import environment
 from ensemblekit.training.interruption import stop_requests
 from ensemblekit.training.only_run import only_run_of_process
-from ensemblekit.training.resuming import check_can_go_on, finished_text
+from ensemblekit.training.resuming import check_can_go_on, check_was_trained, finished_text
 from ensemblekit.training.trainer import Trainer
 
 
@@ -56,6 +56,7 @@ def train_on(
         if not directory.has_environment:
             recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
             directory.restore_environment(environment(recorded, registry))
+        check_was_trained(directory, {"engine": engine, "device": device, "epochs": epochs})
         spec = read_spec(directory, registry, for_training=True)
         longer = spec if epochs is None else _lengthened(directory, spec, epochs, registry)
         if longer.training.epochs == spec.training.epochs and not directory.needs_training():

@@ -14,6 +14,7 @@ class Mean(Combination):
     """The mean of the members' outputs, which is also the default of methods that do not combine themselves."""
 
     formula = "f = (1/M) sum_i h_i"
+    averages = "outputs"
 
     @hookimpl
     def combine(self, outputs: Tensor) -> Tensor:

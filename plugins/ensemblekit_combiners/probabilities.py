@@ -18,6 +18,7 @@ class Probabilities(Combination):
     formula = "p = (1/M) sum_i p_i,  for cross-entropy p_i = softmax(h_i)"
     tasks = ("classification", "multilabel")
     mixes_probabilities = True
+    averages = "probabilities"
 
     @hookimpl
     def combine(self, outputs: Tensor, loss: Loss) -> Tensor:

@@ -25,6 +25,7 @@ class Vote(Combination):
 
     formula = "p_c = (1/M) sum_i 1{argmax h_i = c}"
     tasks = ("classification",)
+    averages = "votes"
 
     @hookimpl
     def combine(self, outputs: Tensor, loss: Loss) -> Tensor:
