@@ -567,7 +567,8 @@ def select(
             mean of outputs.
         budget: the most that the members may cost together: "50000parameters", or "5ms" of time for 1,000 predictions,
             measured here on the CPU.
-        search: "greedy", "exhaustive", or "auto": exhaustive if there are at most 4,096 sets of members to try.
+        search: "greedy", "exhaustive", or "auto": exhaustive if there are at most 4,096 sets of members to
+            try, and sets × validation samples × outputs are at most 10⁸.
         combiner: name or table of the combiner that members are chosen for. Default: as the runs combine theirs.
         plugins: plugin classes that the runs use, or local Python files with such classes.
         model: the same model as for `train`, if the runs were started with a model from Python.

@@ -53,7 +53,7 @@ MAX_NAMED = 12
     type=click.Choice(["auto", "greedy", "exhaustive"]),
     default="auto",
     show_default=True,
-    help="How to search; auto tries all sets of members if there are at most 4,096.",
+    help="How to search; auto tries all sets of members if there are at most 4,096 and the validation data is small.",
 )
 @click.option(
     "--combiner",

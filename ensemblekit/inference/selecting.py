@@ -20,6 +20,7 @@ from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.pooling import Candidate, Pool, common_methods, group_models
 from ensemblekit.inference.selection import (
     EXHAUSTIVE_LIMIT,
+    EXHAUSTIVE_OUTPUTS,
     Choice,
     Search,
     exhaustive,
@@ -163,7 +164,7 @@ def select_members(pool: Pool, request: SelectionRequest, registry: Registry) ->
         what = f"{request.members} of {num_members} members cannot be chosen"
         raise UsageError(what, "--members", f"choose 1 to {num_members}")
     size = request.members or num_members
-    search = _search(num_members, size, request)
+    search = _search(num_members, size, request, pool.splits["validation"].outputs[0].numel())
     costs = Costs(pool.candidates, request.budget)
     find = {"exhaustive": exhaustive, "greedy": greedy}.get(search, greedy_with_replacement)
     weighted = _weighted_combiner(pool, registry) if request.replace else None
@@ -173,7 +174,8 @@ def select_members(pool: Pool, request: SelectionRequest, registry: Registry) ->
     return Selected(pool, path[-1] if exact else lowest, tuple(path), search, costs, weighted)
 
 
-def _search(num_members: int, size: int, request: SelectionRequest) -> str:
+def _search(num_members: int, size: int, request: SelectionRequest, num_outputs: int) -> str:
+    """Return how to search; `num_outputs` are those of one member on the validation data."""
     number = number_of_sets(num_members, size)
     if request.replace:
         if request.search == "exhaustive":
@@ -184,7 +186,8 @@ def _search(num_members: int, size: int, request: SelectionRequest) -> str:
         what = f"there are {number:,} sets of members, too many to try all"
         raise UsageError(what, "--search exhaustive", "choose fewer --members, or --search greedy")
     if request.search == "auto":
-        return "exhaustive" if number <= EXHAUSTIVE_LIMIT else "greedy"
+        is_small = number <= EXHAUSTIVE_LIMIT and number * num_outputs <= EXHAUSTIVE_OUTPUTS
+        return "exhaustive" if is_small else "greedy"
     return request.search
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 
 EXHAUSTIVE_LIMIT = 4096
 """Exhaustive search is used by default for at most so many sets of members: all those of 12, or up to 4 of 17."""
+EXHAUSTIVE_OUTPUTS = 10**8
+"""And only if their combined outputs, sets × samples × classes, are at most so many: more would take minutes."""
 PICKS_PER_MEMBER = 4
 """Picks with replacement for each member that may be chosen, so that weights are multiples of about 1 / (4 K)."""
 
