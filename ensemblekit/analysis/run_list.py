@@ -192,6 +192,7 @@ def _read_spec(run: ListedRun) -> ListedRun:
 def _with_spec(run: ListedRun, spec: Mapping[str, Any]) -> ListedRun:
     ensemble = spec.get("ensemble", {})
     groups = ensemble.get("groups", [])
+    groups = [group for group in groups if group.get("role", "member") == "member"]
     models = [_plugin_name(group.get("model")) for group in groups] or [_plugin_name(spec.get("model"))]
     methods = spec.get("method", [])
     methods = methods if isinstance(methods, list) else [methods]

@@ -182,7 +182,7 @@ def _suggested_override(spec: Spec) -> str:
                 for other in (round((1 + value) / 2, 4), round(value / 2, 4)):
                     if other != value and _is_allowed(method, key, other):
                         return f"{path}.{key}={other:g}"
-    if spec.groups or any(method.required_members() is not None for method in spec.methods):
+    if spec.has_groups or any(method.required_members() is not None for method in spec.methods):
         return ""
     return f"ensemble.members={2 * spec.ensemble.members}"
 

@@ -39,7 +39,7 @@ def spec_of(
         return reader.load_spec(source, {**changes, **(overrides or {})}, registry, default_names=default_names)
     if table is None:
         return source
-    if source.groups:
+    if source.has_groups:
         raise UsageError("the groups of the spec have models of their own", "model", "leave out ensemble.groups")
     return replace(source, model=build_plugin(Model, table, registry))
 

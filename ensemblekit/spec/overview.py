@@ -9,7 +9,7 @@ def spec_overview(spec: Spec) -> list[tuple[str, str]]:
     """Describe what a spec will run, as pairs of a label and a text; settings left at their defaults are omitted."""
     rows = [row for name, entry in ENTRIES.items() for row in entry.rows(getattr(spec, name))]
     # members of groups have models of their own, so that [model] only has the common settings
-    rows = [row for row in rows if not (spec.groups and row[0] == "model")]
+    rows = [row for row in rows if not (spec.has_groups and row[0] == "model")]
     return rows + [("note", note) for note in spec_notes(spec)]
 
 

@@ -209,6 +209,11 @@ class Spec:
         return groups or (Group(self.ensemble.members, self.model),)
 
     @property
+    def has_groups(self) -> bool:
+        """Whether members are in groups of their own; if not, all have `model`."""
+        return any(group.role == "member" for group in self.groups)
+
+    @property
     def auxiliary_groups(self) -> tuple[Group, ...]:
         """The groups of auxiliary networks."""
         return tuple(group for group in self.groups if group.role == "auxiliary")

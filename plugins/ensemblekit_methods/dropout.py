@@ -34,8 +34,9 @@ class Dropout(Method):
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
         models = [("/model", spec.model)]
-        if spec.groups:
-            models = [(f"/ensemble.groups.{index}.model", group.model) for index, group in enumerate(spec.groups)]
+        if spec.has_groups:
+            groups = [(index, group) for index, group in enumerate(spec.groups) if group.role == "member"]
+            models = [(f"/ensemble.groups.{index}.model", group.model) for index, group in groups]
         for path, model in models:
             if getattr(model, "dropout", None) == 0:
                 what = f'0, but "{self.name}" needs dropout in predictions'

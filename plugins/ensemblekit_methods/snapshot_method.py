@@ -43,6 +43,6 @@ class SnapshotMethod(Method):
             ensemble.keep_copy(len(ensemble) - 1)
 
     def check_spec(self, spec: Spec) -> Iterable[Problem]:
-        if spec.groups:
+        if spec.has_groups:
             what = f'"{self.name}" trains one network, so its members cannot have different models'
             yield Problem("/ensemble.groups", what, "remove the groups")
