@@ -61,3 +61,14 @@ def test_every_key_of_a_member_is_documented(tmp_path):
     }
     members = ek.train(spec, tmp_path / "run", progress=False).members
     assert set(members[0]) | {"mse"} == documented("Members")
+
+
+def test_the_metrics_of_labels_and_of_distributions_exist():
+    labels = ek.evaluate(torch.randn(2, 9, 3), torch.randint(2, (9, 3)), "bce")
+    assert documented("Labels") - {"mean_member_accuracy"} <= set(labels)
+    distributions = {
+        name
+        for loss, size in (("gaussian_nll", 2), ("quantile", 3))
+        for name in ek.evaluate(torch.randn(2, 9, size), torch.randn(9, 1), loss)
+    }
+    assert documented("Distributions") <= distributions

@@ -21,7 +21,9 @@ from ensemblekit.data.loading import Batch, load_data
 from ensemblekit.data.weighting import weighted_by_class
 from ensemblekit.engines.selection import engine_class
 from ensemblekit.members.python_specs import registry_of
+from ensemblekit.members.state import MemberState
 from ensemblekit.testing.toy_run import CopyAfterEpoch, trained_weights
+from ensemblekit.training.fitting import fit_members
 
 IMPORTANCE = torch.linspace(0, 2, 12)
 INPUTS = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
@@ -227,3 +229,28 @@ def test_a_run_is_not_resumed_with_other_weights(csv, tmp_path):
     csv.write_text(csv.read_text().replace(",1\n", ",9\n"))
     with pytest.raises(DataError, match="the sample weights changed"):
         ek.resume(copy, progress=False)
+
+
+def test_members_that_are_fitted_get_the_weights_of_methods_times_those_of_the_data():
+    seen = []
+
+    class Spy(ek.Model):
+        """Notes the weights that it is fitted with."""
+
+        fitted = True
+
+        def build(self, input_shape, num_outputs):
+            return torch.nn.Flatten()
+
+        def fit(self, network, inputs, targets, weights, loss, seed):
+            seen.append(weights)
+
+    data = load_data(Weighted(), seed=0)
+    table = ek.load_spec(spec(), plugins=[Weighted])
+    for weights in (None, torch.rand(len(data.train), 2)):
+        states = [MemberState(torch.nn.Flatten(), Spy(), index) for index in range(2)]
+        fit_members(states, {"train": data.train}, weights, table)
+        found = torch.stack(seen, dim=1)
+        seen.clear()
+        factor = torch.ones(len(data.train), 2) if weights is None else weights
+        torch.testing.assert_close(found, factor * data.train.importance.unsqueeze(1))
