@@ -18,9 +18,9 @@ def check_abstention(ensemble: Ensemble, threshold: float) -> None:
     where = f"--abstain-above {threshold:g}"
     if not 0 <= threshold <= 1:
         raise UsageError("expected a number from 0 to 1", where, "use, for example, --abstain-above 0.2")
-    if ensemble.info.task == "regression":
-        what = "the run is a regression, which has no class probabilities"
-        raise UsageError(what, where, "leave out the option, and filter by the column standard_deviation")
+    if ensemble.info.task != "classification":
+        what = f"the task of the run is {ensemble.info.task}, so that there is no class to withhold"
+        raise UsageError(what, where, "leave out the option, and filter by a column of the uncertainty")
     if ensemble.classes and ABSTAINED in ensemble.classes:
         raise UsageError(f'a class of the run is named "{ABSTAINED}"', where, "filter by the column probability")
 
