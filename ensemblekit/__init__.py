@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ensemblekit.after_training import calibrate, conform, distil, select, undo_calibrate, undo_conform
     from ensemblekit.analysis.comparison import Comparison
     from ensemblekit.analysis.run_list import ListedRun, list_runs
     from ensemblekit.analysis.sweeps import Sweep, open_sweep
     from ensemblekit.api import (
-        calibrate,
         compare,
-        conform,
         datasets,
-        distil,
         evaluate_run,
         load,
         load_spec,
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
         open_run,
         report,
         resume,
-        select,
         sweep,
         train,
-        undo_calibrate,
-        undo_conform,
     )
     from ensemblekit.core.augmentation import Augmentation, BatchAugmentation
     from ensemblekit.core.decomposition import Decomposition
@@ -162,10 +157,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": (
-        "calibrate compare conform datasets distil evaluate_run load load_spec methods models open_run report resume "
-        "select sweep train undo_calibrate undo_conform"
-    ),
+    "api": "compare datasets evaluate_run load load_spec methods models open_run report resume sweep train",
+    "after_training": "calibrate conform distil select undo_calibrate undo_conform",
     "formulas": "build_model decompose draw_sample_weights evaluate objective",
     "analysis.comparison": "Comparison",
     "analysis.sweeps": "Sweep open_sweep",

@@ -50,16 +50,16 @@ def calibrate(
     ensemblekit calibrate runs/digits-1 --with isotonic
     ensemblekit calibrate runs/digits-1 --undo
     """
-    from ensemblekit import api
+    from ensemblekit import after_training
     from ensemblekit.display.console import Printer
 
     if undo:
         if members:
             raise UsageError("--undo removes any calibration", "--members", "leave one of both out")
-        removed = api.undo_calibrate(run_path, plugins=plugin_files)
+        removed = after_training.undo_calibrate(run_path, plugins=plugin_files)
         _print_removed(run_path, removed, "calibration", as_json)
         return
-    result = api.calibrate(run_path, method, members, plugins=plugin_files)
+    result = after_training.calibrate(run_path, method, members, plugins=plugin_files)
     if as_json:
         Printer().json(result.to_dict())
     else:
@@ -129,14 +129,14 @@ def conform(
     ensemblekit conform runs/digits-1 --error 0.05
     ensemblekit conform runs/digits-1 --undo
     """
-    from ensemblekit import api
+    from ensemblekit import after_training
     from ensemblekit.display.console import Printer
 
     if undo:
-        removed = api.undo_conform(run_path, plugins=plugin_files)
+        removed = after_training.undo_conform(run_path, plugins=plugin_files)
         _print_removed(run_path, removed, "prediction sets or intervals", as_json)
         return
-    result = api.conform(run_path, error, score, plugins=plugin_files)
+    result = after_training.conform(run_path, error, score, plugins=plugin_files)
     if as_json:
         Printer().json(result.to_dict())
     else:

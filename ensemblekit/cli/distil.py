@@ -77,13 +77,13 @@ def distil(
     predictions of both are timed in turn. --json prints the metrics and the comparison as one flat object.
     """
     with stop_requests():
-        from ensemblekit import api
+        from ensemblekit import after_training
         from ensemblekit.display.progress import choose_progress
         from ensemblekit.spec.tables import parse_override
 
         overrides = dict(parse_override(setting) for setting in settings)
         with closing(choose_progress(quiet or as_json)) as progress:
-            run = api.distil(
+            run = after_training.distil(
                 run_path,
                 _parse_model(model),
                 out,

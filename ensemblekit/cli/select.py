@@ -95,10 +95,10 @@ def select(
     if len(paths) > 1 and not pool:
         fix = "add --pool to choose from the members of all, or select from each by itself"
         raise UsageError(f"{len(paths)} runs were given", "select", fix)
-    from ensemblekit import api
+    from ensemblekit import after_training
     from ensemblekit.display.console import Printer
 
-    selection = api.select(
+    selection = after_training.select(
         paths,
         members=members,
         out=out,

@@ -112,7 +112,7 @@ GROUP = {"role": "auxiliary", "name": "teacher", "outputs": 30, "model": {"name"
 
 
 def test_a_spec_without_a_teacher_is_refused():
-    with pytest.raises(SpecError, match='needs the auxiliary group "teacher"'):
+    with pytest.raises(SpecError, match='needs an auxiliary group "teacher"'):
         ek.load_spec(SPEC)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from ensemblekit_metrics.crps import CRPS
-from ensemblekit_metrics.gaussian_nll import GaussianNLL
 from ensemblekit_metrics.interval_coverage import IntervalCoverage
-from helpers.probabilistic_losses import GaussianNLL as GaussianLoss
+from ensemblekit_metrics.normal_nll import NormalNLL
+from helpers.probabilistic_losses import NormalNLL as GaussianLoss
 from scipy import integrate, stats
 from sklearn.metrics import mean_absolute_error
 
@@ -29,7 +29,7 @@ def normal(outputs: torch.Tensor):
 
 def test_the_likelihood_is_that_of_scipy():
     outputs, target = samples()
-    value = GaussianNLL().compute(outputs, outputs.mean(dim=0), target, MSE())
+    value = NormalNLL().compute(outputs, outputs.mean(dim=0), target, MSE())
     assert float(value) == pytest.approx(-normal(outputs).logpdf(target.numpy()).mean())
 
 
@@ -71,7 +71,7 @@ def test_members_own_variances_are_added_to_that_of_their_means():
     loss = GaussianLoss()
     variance = means.var(dim=0, correction=0) + log_variances.exp().mean(dim=0)
     expected = -stats.norm(means.mean(dim=0).numpy(), variance.sqrt().numpy()).logpdf(target.numpy()).mean()
-    value = GaussianNLL().compute(outputs, outputs.mean(dim=0), target, loss)
+    value = NormalNLL().compute(outputs, outputs.mean(dim=0), target, loss)
     assert float(value) == pytest.approx(expected)
     # the mixture: mean of e^s + m², minus the squared mean
     mixture = (log_variances.exp() + means.square()).mean(dim=0) - means.mean(dim=0).square()
@@ -80,21 +80,21 @@ def test_members_own_variances_are_added_to_that_of_their_means():
 
 def test_a_single_member_has_the_absolute_error_as_its_score_and_no_likelihood():
     outputs, target = samples(members=1)
-    found = evaluate(outputs, target, MSE(), extra=[CRPS().named("crps"), GaussianNLL().named("gaussian_nll")])
+    found = evaluate(outputs, target, MSE(), extra=[CRPS().named("crps"), NormalNLL().named("normal_nll")])
     assert found["crps"] == pytest.approx(mean_absolute_error(target, outputs[0]))
-    assert "gaussian_nll" not in found
+    assert "normal_nll" not in found
 
 
 def test_members_that_agree_exactly_have_a_finite_likelihood():
     outputs, target = samples()
     same = outputs[:1].expand(3, -1, -1)
     for truth in (target, torch.zeros_like(target)):
-        assert bool(GaussianNLL().compute(same, same[0], truth, MSE()).isfinite())
+        assert bool(NormalNLL().compute(same, same[0], truth, MSE()).isfinite())
 
 
 def test_they_are_in_the_original_units_in_a_run(tmp_path):
     spec = {
-        "metrics": ["crps", "gaussian_nll", {"name": "interval_coverage", "level": 0.5}],
+        "metrics": ["crps", "normal_nll", {"name": "interval_coverage", "level": 0.5}],
         "model": {"name": "mlp", "hidden": [4]},
         "ensemble": {"members": 3},
         "training": {"epochs": 1, "loss": "mse"},
@@ -106,7 +106,7 @@ def test_they_are_in_the_original_units_in_a_run(tmp_path):
     kept = run.outputs("test")
     distribution = normal(kept.outputs.double())
     expected = -distribution.logpdf(kept.targets.numpy()).mean()
-    assert run.metrics["test_gaussian_nll"] == pytest.approx(expected, rel=1e-3)
+    assert run.metrics["test_normal_nll"] == pytest.approx(expected, rel=1e-3)
     low, high = distribution.interval(0.5)
     inside = (kept.targets.numpy() >= low) & (kept.targets.numpy() <= high)
     assert run.metrics["test_interval_coverage"] == pytest.approx(inside.mean())

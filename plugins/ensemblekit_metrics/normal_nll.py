@@ -19,7 +19,7 @@ SMALLEST_VARIANCE = 1e-100
 """For constant targets, which have no deviation: small, but its reciprocal is finite."""
 
 
-class GaussianNLL(Metric):
+class NormalNLL(Metric):
     """The negative log-likelihood of the targets under the ensemble's normal distribution, mean over targets.
 
     The mean is the ensemble's prediction; the variance is that of the members' predictions, plus their own where the
