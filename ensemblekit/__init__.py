@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         train,
     )
     from ensemblekit.core.augmentation import Augmentation, BatchAugmentation
+    from ensemblekit.core.dataset import DataInfo, Dataset, Prepared, Splits
     from ensemblekit.core.decomposition import Decomposition
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.core.files import atomic_write, sha256_of_file
@@ -34,17 +35,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
     from ensemblekit.core.metrics import Metric
-    from ensemblekit.core.plugin import (
-        Combination,
-        DataInfo,
-        Dataset,
-        Extension,
-        Family,
-        Method,
-        Model,
-        Prepared,
-        Splits,
-    )
+    from ensemblekit.core.plugin import Combination, Extension, Family, Method, Model
     from ensemblekit.core.ranking import auroc, average_precision
     from ensemblekit.core.seeds import generator
     from ensemblekit.core.weights import fit_weights
@@ -171,7 +162,8 @@ _HOMES = {
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
     "core.metrics": "Metric",
-    "core.plugin": "Combination DataInfo Dataset Extension Family Method Model Prepared Splits",
+    "core.dataset": "DataInfo Dataset Prepared Splits",
+    "core.plugin": "Combination Extension Family Method Model",
     "core.ranking": "auroc average_precision",
     "core.seeds": "generator",
     "core.weights": "fit_weights",

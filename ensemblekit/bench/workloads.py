@@ -12,14 +12,14 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import UsageError, choices
 from ensemblekit.core.objective import Objective
-from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.registry import discover
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import EngineSettings
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.reader import load_spec

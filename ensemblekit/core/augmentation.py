@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Self
 
-from ensemblekit.core.plugin import Dataset, Plugin
+from ensemblekit.core.dataset import Dataset
+from ensemblekit.core.plugin import Plugin
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.kinds import KINDS
 from ensemblekit.core.parameters import Parameter, parameters, toml_value
-from ensemblekit.core.plugin import PREDICTED, Dataset
+from ensemblekit.core.plugin import PREDICTED
 from ensemblekit.core.registry import PluginInfo
 from ensemblekit.core.verification import implemented_hooks
 

@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
             "dataset",
             "datasets",
             "[data]",
-            "ensemblekit.core.plugin:Dataset",
+            "ensemblekit.core.dataset:Dataset",
             "ensemblekit.testing.dataset:DatasetContract",
             "A data set for ensemblekit.",
         ),

@@ -18,8 +18,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, jvp
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import DataError, Problem
-from ensemblekit.core.plugin import PREDICTED, DataInfo, Plugin, Task
+from ensemblekit.core.plugin import PREDICTED, Plugin, Task
 
 if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.decomposition import decompose
 from ensemblekit.core.errors import NumericError, PluginError, Problem
 from ensemblekit.core.losses import Loss, pick
-from ensemblekit.core.plugin import DataInfo, Plugin, Task
+from ensemblekit.core.plugin import Plugin, Task
 from ensemblekit.core.selective_prediction import RiskCoverage
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from ensemblekit.core.augmentation import Augmentation
-from ensemblekit.core.plugin import Dataset
+from ensemblekit.core.dataset import Dataset
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ensemblekit.core.plugin import Dataset
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.data.augmentation import Augmentations
 
 

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
+from ensemblekit.core.dataset import DataInfo, Dataset, Splits
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.plugin import DataInfo, Dataset, Splits
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.tasks import TASKS
 from ensemblekit.data.image_dataset import ImageDataset

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.augmentation import BatchAugmentation
+from ensemblekit.core.dataset import DataInfo, Dataset, Splits
 from ensemblekit.core.errors import DataError, PluginError
 from ensemblekit.core.memory import fits_in_memory
 from ensemblekit.core.objective import Mix
-from ensemblekit.core.plugin import DataInfo, Dataset, Splits, Task
+from ensemblekit.core.plugin import Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.fingerprint import Fingerprint, fingerprint

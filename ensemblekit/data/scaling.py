@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.plugin import Dataset
 
 MAX_LOSS_OF_DIGITS = 1e-4
 """Largest error of real targets by rounding to float32, in standard deviations, if they are not standardised."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.plugin import DataInfo
 from ensemblekit.core.tasks import TASKS, are_signs
 from ensemblekit.core.tensors import describe_tensor
 from ensemblekit.data.hashing import TensorHash

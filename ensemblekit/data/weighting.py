@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.errors import PluginError, SpecError, UsageError
-from ensemblekit.core.plugin import Dataset
 from ensemblekit.spec.checks import class_weight_problems
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.description import dataset_facts, dataset_row, page_facts
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, explain
 from ensemblekit.core.parameters import toml_value
-from ensemblekit.core.plugin import Dataset
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.display.console import Printer
 

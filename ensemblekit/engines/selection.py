@@ -20,7 +20,8 @@ from ensemblekit.core.errors import UsageError, is_out_of_memory
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.threads import num_cores
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import Engine, EngineSettings
+from ensemblekit.engines.base import Engine
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.sections import ENGINES
 

@@ -11,15 +11,9 @@ from ensemblekit.core.objective import Objective
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import (
-    Engine,
-    EngineSettings,
-    Part,
-    Samples,
-    at_least_float32,
-    backpropagate,
-    sum_gradients,
-)
+from ensemblekit.engines.base import Engine
+from ensemblekit.engines.part import Part, Samples, at_least_float32, backpropagate, sum_gradients
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.flat_parameters import FlatParameters
 from ensemblekit.members.state import MemberState
 from ensemblekit.members.stochastic import outputs_of_passes, set_training_step, stochastic_layers

@@ -16,16 +16,10 @@ from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import (
-    Engine,
-    EngineSettings,
-    Part,
-    Samples,
-    at_least_float32,
-    backpropagate,
-    sum_gradients,
-)
+from ensemblekit.engines.base import Engine
+from ensemblekit.engines.part import Part, Samples, at_least_float32, backpropagate, sum_gradients
 from ensemblekit.engines.sequential import MemberPart
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.engines.stacked_layers import StackedNetwork
 from ensemblekit.members.flat_parameters import FlatParameters, is_shared
 from ensemblekit.members.state import MemberState, OptimizerState

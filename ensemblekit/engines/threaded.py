@@ -13,8 +13,10 @@ from ensemblekit.core.objective import Objective
 from ensemblekit.core.plugin import Family
 from ensemblekit.core.threads import ThreadPool, num_cores, one_thread
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import EngineSettings, Part, Result
+from ensemblekit.engines.base import Result
+from ensemblekit.engines.part import Part
 from ensemblekit.engines.sequential import MemberPart, SequentialEngine
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.folding import FoldedMember
 from ensemblekit.members.state import MemberState
 

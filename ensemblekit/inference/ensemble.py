@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.outputs import pad
-from ensemblekit.core.plugin import DataInfo, Method
+from ensemblekit.core.plugin import Method
 from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.confusion import class_report, confusion_matrix, label_report
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.errors import DataError, UsageError
 from ensemblekit.core.label_metrics import predicted_labels
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import evaluate, flat_metrics
-from ensemblekit.core.plugin import Dataset
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.tasks import task_of
 from ensemblekit.data.fingerprint import check_same_data

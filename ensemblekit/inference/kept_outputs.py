@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import EnsemblekitError, RunError, UsageError, choices
-from ensemblekit.core.plugin import DataInfo, Method
+from ensemblekit.core.plugin import Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.fingerprint import check_same_data

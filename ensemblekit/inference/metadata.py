@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from ensemblekit.core.plugin import DataInfo, Task
+from ensemblekit.core.dataset import DataInfo
+from ensemblekit.core.plugin import Task
 
 MAX_INPUT_ELEMENTS = 2**31
 

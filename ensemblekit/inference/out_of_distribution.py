@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import flat_metrics, uncertainty
-from ensemblekit.core.plugin import Dataset, Task
+from ensemblekit.core.plugin import Task
 from ensemblekit.core.ranking import auroc, average_precision, false_positive_rate
 from ensemblekit.data.arrays import is_array
 from ensemblekit.data.image_dataset import ImageDataset

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import DataError, UsageError
 from ensemblekit.core.objective import COMBINING_HOOKS, Objective
-from ensemblekit.core.plugin import Combination, DataInfo, Method, Model
+from ensemblekit.core.plugin import Combination, Method, Model
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.outputs import check_finite
@@ -22,7 +23,7 @@ from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.runs.run import Run
 from ensemblekit.runs.samples import SplitSamples
-from ensemblekit.spec.entries import Group
+from ensemblekit.spec.groups import Group
 from ensemblekit.spec.sections import Spec
 
 SPLITS = ("validation", "test")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ensemblekit.core.dataset import Prepared
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.plugin import Prepared
 from ensemblekit.data.loading import Data, Split
 from ensemblekit.data.sources import check_targets
 from ensemblekit.inference.ensemble import Ensemble

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import PluginError, RunError, UsageError
-from ensemblekit.core.plugin import DataInfo, Model
+from ensemblekit.core.plugin import Model
 from ensemblekit.members.build import (
     build_network,
     check_independent,

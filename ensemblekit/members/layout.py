@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.outputs import AuxiliaryRows, OutputLayout
-from ensemblekit.core.plugin import DataInfo, Method
+from ensemblekit.core.plugin import Method
 from ensemblekit.spec.sections import Spec
 
 

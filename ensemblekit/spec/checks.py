@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import PluginError, Problem, SpecError
 from ensemblekit.core.metrics import METRIC_GROUPS
-from ensemblekit.core.plugin import DataInfo, Model, Plugin
+from ensemblekit.core.plugin import Model, Plugin
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import Spec
 

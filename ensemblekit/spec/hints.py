@@ -11,7 +11,8 @@ from typing import Any
 from ensemblekit.core.errors import Problem
 from ensemblekit.core.parameters import field_schemas, plugin_kind, short, toml_value
 from ensemblekit.core.registry import Registry
-from ensemblekit.spec.entries import GroupsEntry, PluginEntry, PluginsEntry, plugin_fields
+from ensemblekit.spec.entries import PluginEntry, PluginsEntry, plugin_fields
+from ensemblekit.spec.groups import GroupsEntry
 from ensemblekit.spec.keys import sections_at
 from ensemblekit.spec.sections import ENTRIES
 from ensemblekit.spec.shipped import plugin_name

@@ -9,7 +9,8 @@ from ensemblekit.core.description import snippet
 from ensemblekit.core.errors import UsageError, choices
 from ensemblekit.core.parameters import Parameter
 from ensemblekit.core.registry import Registry
-from ensemblekit.spec.entries import ChoiceEntry, Entry, GroupsEntry, IntegerEntry, PluginsEntry, SectionEntry
+from ensemblekit.spec.entries import ChoiceEntry, Entry, IntegerEntry, PluginsEntry, SectionEntry
+from ensemblekit.spec.groups import GroupsEntry
 from ensemblekit.spec.sections import ENTRIES
 
 _ABOUT = {

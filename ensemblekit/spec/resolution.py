@@ -11,7 +11,7 @@ from ensemblekit.core.losses import DEFAULT_LOSSES
 from ensemblekit.core.plugin import Section, Task
 from ensemblekit.core.tasks import TASKS
 from ensemblekit.spec.checks import spec_problems
-from ensemblekit.spec.entries import Group
+from ensemblekit.spec.groups import Group
 from ensemblekit.spec.sections import ENTRIES, Spec
 
 

@@ -14,15 +14,14 @@ import tomli_w
 from pydantic import Field, field_validator
 
 from ensemblekit.core.augmentation import BatchAugmentation
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.losses import DEFAULT_LOSSES, Loss
 from ensemblekit.core.metrics import Metric
-from ensemblekit.core.plugin import Combination, Dataset, Extension, Family, Method, Model, Plugin, Section
+from ensemblekit.core.plugin import Combination, Extension, Family, Method, Model, Plugin, Section
 from ensemblekit.spec.entries import (
     MISSING,
     EnsembleEntry,
     Entry,
-    Group,
-    GroupsEntry,
     IntegerEntry,
     LossEntry,
     OptionalPluginEntry,
@@ -32,6 +31,7 @@ from ensemblekit.spec.entries import (
     PluginsEntry,
     SectionEntry,
 )
+from ensemblekit.spec.groups import Group, GroupsEntry
 from ensemblekit.spec.optimizers import AnyOptimizer, OptimizerPlugin, optimizer_classes, optimizer_section
 from ensemblekit.spec.schedules import Schedule
 from ensemblekit.spec.sweep import SweepSection

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.augmentation import Augmentation
-from ensemblekit.core.plugin import DataInfo, Splits
+from ensemblekit.core.dataset import DataInfo, Splits
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.testing.checks import check

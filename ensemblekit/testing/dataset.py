@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from ensemblekit.core.dataset import Dataset, Splits
 from ensemblekit.core.errors import DataError
-from ensemblekit.core.plugin import PREDICTED, Dataset, Splits
+from ensemblekit.core.plugin import PREDICTED
 from ensemblekit.core.tasks import TASKS
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.testing.checks import Check, check

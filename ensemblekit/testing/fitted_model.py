@@ -13,7 +13,7 @@ from ensemblekit.core.losses import MSE, NLL, CrossEntropy, Exponential, Loss
 from ensemblekit.core.plugin import Model
 from ensemblekit.core.seeds import derive_seed, generator
 from ensemblekit.members.build import build_member
-from ensemblekit.spec.entries import Group
+from ensemblekit.spec.groups import Group
 from ensemblekit.spec.sections import Spec
 from ensemblekit.testing.checks import Check, Reference, check
 from ensemblekit.testing.common import PluginContract

@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import Problem
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.plugin import PREDICTED, DataInfo, Task
+from ensemblekit.core.plugin import PREDICTED, Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.tasks import TASKS
 from ensemblekit.spec.sections import Spec

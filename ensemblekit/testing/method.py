@@ -10,8 +10,8 @@ from torch import Tensor
 from ensemblekit.api import resume_run, run_spec
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import EngineSettings
 from ensemblekit.engines.selection import engine_class
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.runs.run import Run
 from ensemblekit.spec.sections import ENGINES

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.losses import MSE, CrossEntropy, GaussianHinge, Loss
 from ensemblekit.core.objective import Objective
-from ensemblekit.core.plugin import DataInfo, Method
+from ensemblekit.core.plugin import Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.members.layout import run_objective
-from ensemblekit.spec.entries import Group
+from ensemblekit.spec.groups import Group
 from ensemblekit.spec.sections import EnsembleSection, Spec
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.hook_lists import OBJECTIVE_HOOKS

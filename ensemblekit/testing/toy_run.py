@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ensemblekit.api import run_spec
+from ensemblekit.core.dataset import DataInfo, Dataset, Splits
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.kinds import KINDS
@@ -25,7 +26,7 @@ from ensemblekit.core.label_losses import BCE
 from ensemblekit.core.losses import MSE, NLL, CrossEntropy, GaussianHinge, Loss
 from ensemblekit.core.nesting import PLUGIN, found
 from ensemblekit.core.parameters import field_schemas, parameters, plugin_kind
-from ensemblekit.core.plugin import DataInfo, Dataset, Method, Model, Plugin, Splits
+from ensemblekit.core.plugin import Method, Model, Plugin
 from ensemblekit.core.registry import PluginInfo, Registry
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.augmentation import Crop, Flip, Rotate

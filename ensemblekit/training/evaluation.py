@@ -14,7 +14,8 @@ from ensemblekit.core.errors import NumericError
 from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Data
-from ensemblekit.engines.base import Engine, Samples
+from ensemblekit.engines.base import Engine
+from ensemblekit.engines.part import Samples
 from ensemblekit.runs.outputs import KeptOutputs
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.statistics import LOWER_RATE

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ensemblekit.core.errors import PluginError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Method
-from ensemblekit.engines.base import Samples
+from ensemblekit.engines.part import Samples
 from ensemblekit.members.growing import GrowingMembers
 
 if TYPE_CHECKING:

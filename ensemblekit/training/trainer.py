@@ -24,8 +24,9 @@ from ensemblekit.core.seeds import derive_seed
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.data.weighting import weighted_by_class
-from ensemblekit.engines.base import Engine, EngineSettings, predicts
+from ensemblekit.engines.base import Engine, predicts
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.members.layout import run_objective
 from ensemblekit.runs.checkpoints import Checkpoint

@@ -8,8 +8,8 @@ from helpers.engine_training import CPU, M, batches, member_states, model
 
 from ensemblekit.core.losses import CrossEntropy
 from ensemblekit.core.objective import Objective
-from ensemblekit.engines.base import EngineSettings
 from ensemblekit.engines.selection import engine_class
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.spec.optimizers import optimizer_section
 from ensemblekit.spec.sections import ENGINES
 

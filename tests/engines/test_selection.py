@@ -10,8 +10,9 @@ from ensemblekit.core.losses import CrossEntropy
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines import selection
-from ensemblekit.engines.base import Engine, EngineSettings
+from ensemblekit.engines.base import Engine
 from ensemblekit.engines.selection import Work
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.build import build_members
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.optimizers import optimizer_section

@@ -9,8 +9,8 @@ import ensemblekit as ek
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.registry import discover
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.base import EngineSettings
 from ensemblekit.engines.selection import engine_class
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.build import build_members
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.optimizers import optimizer_section

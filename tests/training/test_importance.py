@@ -13,10 +13,10 @@ from sklearn.utils.class_weight import compute_class_weight
 
 import ensemblekit as ek
 from ensemblekit.api import run_spec
+from ensemblekit.core.dataset import DataInfo, Splits
 from ensemblekit.core.errors import DataError, SpecError
 from ensemblekit.core.losses import CrossEntropy
 from ensemblekit.core.objective import Mix, Objective
-from ensemblekit.core.plugin import DataInfo, Splits
 from ensemblekit.data.loading import Batch, load_data
 from ensemblekit.data.weighting import weighted_by_class
 from ensemblekit.engines.selection import engine_class

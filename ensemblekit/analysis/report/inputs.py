@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ensemblekit.analysis.report.charts import number
 from ensemblekit.analysis.report.samples import SampleGroup, with_inputs
+from ensemblekit.core.dataset import Dataset
 from ensemblekit.core.errors import EnsemblekitError, RunError
-from ensemblekit.core.plugin import Dataset
 from ensemblekit.data.hashing import sha256_of_tensors
 from ensemblekit.data.loading import load_test_source
 from ensemblekit.data.sources import TensorSource

@@ -16,8 +16,8 @@ import ensemblekit as ek
 from ensemblekit.cli import main
 from ensemblekit.core.errors import SpecError, UsageError
 from ensemblekit.core.objective import Objective
-from ensemblekit.engines.base import EngineSettings
 from ensemblekit.engines.selection import engine_class
+from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.build import build_members
 from ensemblekit.members.state import MemberState
 from ensemblekit.members.stochastic import make_reproducible, stochastic_pass

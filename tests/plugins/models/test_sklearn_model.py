@@ -15,8 +15,8 @@ from safetensors.torch import load, save
 from sklearn.datasets import load_diabetes, load_digits
 
 import ensemblekit as ek
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.losses import MSE, NLL, CrossEntropy, Exponential, GaussianHinge
-from ensemblekit.core.plugin import DataInfo
 from ensemblekit.members.folding import FoldedMember
 
 SEED = 5
