@@ -10,7 +10,7 @@ from helpers.commands import last_error, run
 from helpers.tiny_runs import SPEC
 
 import ensemblekit as ek
-from ensemblekit import api
+from ensemblekit.inference import distillation
 from ensemblekit.inference import students
 
 FAST = ("--set", "engine.name=sequential", "--set", "engine.device=cpu")
@@ -78,14 +78,14 @@ def test_what_is_wrong_is_said(teacher, tmp_path, options, code, message):
 
 
 def test_data_that_has_changed_since_is_refused(teacher, tmp_path, monkeypatch):
-    load = api.distillation.load_data
+    load = distillation.load_data
 
     def changed(*arguments):
         data = load(*arguments)
         data.fingerprint["train"]["inputs_sha256"] = "other"
         return data
 
-    monkeypatch.setattr(api.distillation, "load_data", changed)
+    monkeypatch.setattr(distillation, "load_data", changed)
     result = run("distil", str(teacher), "--model", "mlp", "--out", str(tmp_path / "student"))
     assert result.exit_code == 3
     assert "train split: the inputs changed" in last_error(result)
