@@ -10,8 +10,7 @@ from helpers.commands import last_error, run
 from helpers.tiny_runs import SPEC
 
 import ensemblekit as ek
-from ensemblekit.inference import distillation
-from ensemblekit.inference import students
+from ensemblekit.inference import distillation, students
 
 FAST = ("--set", "engine.name=sequential", "--set", "engine.device=cpu")
 
