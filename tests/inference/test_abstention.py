@@ -75,7 +75,7 @@ def test_a_regression_and_a_class_of_that_name_are_refused(table, tmp_path):
     ek.train(values, tmp_path / "values", data=(inputs, inputs.sum(dim=1)), progress=False)
     names = ["voted" if first > 0 else "abstained" for first in inputs[:, 0].tolist()]
     ek.train(spec | {"training": {"epochs": 1}}, tmp_path / "votes", data=(inputs, names), progress=False)
-    for name, part in (("values", "no class probabilities"), ("votes", 'a class of the run is named "abstained"')):
+    for name, part in (("values", "no class to withhold"), ("votes", 'a class of the run is named "abstained"')):
         result = run("predict", str(tmp_path / name), str(table / "rows.csv"), "--abstain-above", "0.1")
         assert result.exit_code == 2
         assert part in last_error(result)
