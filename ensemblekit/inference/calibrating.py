@@ -113,7 +113,9 @@ def _check(loader: RunLoader, kind: str, members: bool) -> None:
         raise UsageError(what, "calibrate", "leave out members, or use temperature")
     if loader.info.task != "classification":
         what = f"only probabilities of classes can be calibrated, but the task of the run is {loader.info.task}"
-        raise UsageError(what, str(path), f"for intervals of values: ensemblekit conform {path}")
+        intervals = f"for intervals of values: ensemblekit conform {path}"
+        is_regression = loader.info.task == "regression"
+        raise UsageError(what, str(path), intervals if is_regression else "use a run for classification")
 
 
 def _fitted_again(loader: RunLoader, renewed: KeptCalibration, data: Any) -> KeptCalibration:
