@@ -21,6 +21,7 @@ from ensemblekit.cli import (
     compare,
     distil,
     plugins,
+    predict,
     report,
     run_list,
     runs,
@@ -233,5 +234,19 @@ def main(debug: bool) -> None:
         keep_freed_memory()
 
 
-for module in (runs, calibration, select, distil, sweep, run_list, compare, report, plugins, specs, cache, bench):
+for module in (
+    runs,
+    predict,
+    calibration,
+    select,
+    distil,
+    sweep,
+    run_list,
+    compare,
+    report,
+    plugins,
+    specs,
+    cache,
+    bench,
+):
     main.add_sections(module.COMMANDS)

@@ -9,6 +9,7 @@ import torch
 from helpers.commands import last_error
 from helpers.commands import run as command
 from helpers.tiny_runs import SPEC
+from PIL import Image
 
 import ensemblekit as ek
 from ensemblekit.core.errors import PluginError
@@ -69,8 +70,11 @@ def test_a_run_is_loaded_evaluated_and_listed_without_them(trained, tmp_path):
     assert written["extensions"] == [{"name": "logger", "level": 5}]
     assert written["training"]["optimizer"]["lr"] == 0.3
     assert written["training"]["schedule"]["name"] == "halved"
+    image = tmp_path / "digit.png"
+    Image.fromarray((inputs[0, 0] * 255).to(torch.uint8).numpy()).save(image)
     for arguments in (
         ["evaluate", str(trained.path), "--json"],
+        ["predict", str(trained.path), str(image)],
         ["compare", str(trained.path), "--json"],
         ["report", str(trained.path), "--output", str(tmp_path / "report.html")],
         ["runs", str(tmp_path)],

@@ -60,6 +60,23 @@ def test_a_parameter_of_each_member_finds_its_member_on_every_engine(engine, tmp
     assert all(weighted < alone for weighted, alone in zip(own, plain, strict=True))  # 3, 6 and 9 times the gradient
 
 
+class OneForEach(Method):
+    """Has a parameter for each member, and sees all of them at once."""
+
+    weights: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+
+    @hookimpl
+    def member_loss(self, outputs, target, loss):
+        weights = torch.tensor(self.weights, dtype=outputs.dtype, device=outputs.device)
+        return weights.unsqueeze(-1) * loss(outputs, target)
+
+
+def test_the_choice_of_an_engine_measures_coupled_methods_with_all_members(tmp_path):
+    spec = small_spec(method={"name": "one_for_each"}, ensemble={"members": 9}, training=training(epochs=1))
+    spec["engine"] = {"name": "auto", "device": "cpu"}
+    assert ek.train(spec, out=tmp_path / "run", progress=False, plugins=[OneForEach]).status == "finished"
+
+
 def test_combine_is_told_loss_and_members():
     class Told(Method):
         """Averages probabilities."""
