@@ -28,6 +28,9 @@ class DataInfo:
     """Shape of one sample's input, for images (channels, height, width)."""
     num_outputs: int
     """Number of classes, of labels, or of real values to predict."""
+    categories: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """Of a table, the inputs that are one-hot categories of one column: (first input, number of categories) of each
+    such column. Models whose `build` names `categories` get them. Not compared: data of one form may differ in it."""
 
     @property
     def form(self) -> str:
@@ -68,6 +71,9 @@ class Splits:
     weights: Tensor | None = None
     """How much each training sample counts in the objective, at least 0, floating (N,); only ratios matter, since they
     are divided by their mean. None: all count the same."""
+    groups: Tensor | None = None
+    """The number of the group that each training sample belongs to, int64 (N,): samples of one group are never divided
+    between training and validation. None: each sample is on its own."""
 
 
 @dataclass(frozen=True)

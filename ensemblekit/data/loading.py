@@ -27,6 +27,7 @@ from ensemblekit.core.plugin import Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.fingerprint import Fingerprint, fingerprint
+from ensemblekit.data.grouping import check_groups
 from ensemblekit.data.hashing import sha256_of_tensors
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.scaling import TargetScaling, scale_targets
@@ -81,6 +82,8 @@ class Split:
     """How training samples are mixed with others of their batch; None: they are not."""
     importance: Tensor | None = None
     """How much each training sample counts in the objective, float32 (N,), 1 on average; None: all count the same."""
+    groups: Tensor | None = None
+    """The number of each training sample's group, int64 (N,), on the CPU; see `Splits.groups`."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -263,6 +266,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     importance = train_importance(splits.weights, sources["train"].indices, dataset)
     if importance is not None:
         known_by["train"]["weights_sha256"] = sha256_of_tensors([importance])
+    groups = None if splits.groups is None else splits.groups[sources["train"].indices]
     parts = {
         name: Split(
             source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, indices[name]
@@ -272,7 +276,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     return Data(
         info=replace(splits.info, input_shape=shape),
         classes=classes,
-        train=replace(parts["train"], importance=importance),
+        train=replace(parts["train"], importance=importance, groups=groups),
         validation=parts.get("validation"),
         test=parts["test"],
         fingerprint=known_by,
@@ -309,6 +313,7 @@ def _check_splits(splits: object, dataset: Dataset) -> None:
         what = f"load() returned {splits.info.form}, but `info` declares {declared.form}"
         raise PluginError(what, where, "make both equal")
     _check_preparation(splits.preparation, where)
+    check_groups(splits, where)
 
 
 def _check_preparation(preparation: Mapping[str, Any] | None, where: str) -> None:
@@ -333,7 +338,8 @@ def _make_sources(splits: Splits, dataset: Dataset, seed: int) -> dict[str, Sour
     }
     train = sources["train"]
     if "validation" not in sources and dataset.validation_fraction > 0:
-        kept, held_out = hold_out(train.targets, dataset.validation_fraction, generator(seed, "validation"))
+        random = generator(seed, "validation")
+        kept, held_out = hold_out(train.targets, dataset.validation_fraction, random, splits.groups)
         # Both keep the data set's own numbering, so that errors name samples as their owner knows them.
         sources["train"], sources["validation"] = train.select(kept), train.select(held_out)
     for name, count in (("train", dataset.limit_train), ("test", dataset.limit_test)):

@@ -1,4 +1,4 @@
-"""Stratified selection of samples: every class in proportion to its size."""
+"""Stratified selection of samples: every class in proportion to its size, and groups of samples kept together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import torch
 from torch import Generator, Tensor
 
 from ensemblekit.core.errors import DataError
+from ensemblekit.data.grouping import hold_out_groups
 
 
-def hold_out(targets: Tensor, fraction: float, generator: Generator) -> tuple[Tensor, Tensor]:
+def hold_out(
+    targets: Tensor, fraction: float, generator: Generator, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Split samples into a part to keep and a part to hold out, for validation or for testing.
 
     Args:
@@ -16,17 +19,23 @@ def hold_out(targets: Tensor, fraction: float, generator: Generator) -> tuple[Te
             sample of each class is always kept; or real values (N,) or (N, C), which are not stratified.
         fraction: Share of the samples to hold out, between 0 and 1; at least one sample is held out.
         generator: Source of randomness, as of `ensemblekit.generator`.
+        groups: The group of each sample, int64 (N,); a group is kept or held out as a whole. Groups are visited in
+            random order, and one is held out if that brings the held-out samples of all classes closer to their share.
+            With large groups, share and proportions are therefore only approximate. None: each sample is on its own.
 
     Returns:
         The indices of the samples to keep and of those to hold out, both int64 and ascending.
 
     Raises:
-        DataError: No sample can be held out, since each is the only one of its class.
+        DataError: No sample or group can be held out, since each has the only samples of a class.
     """
-    count = max(1, round(fraction * len(targets)))
-    held_out = _sample(targets, count, generator, keep_one=True)
-    if not len(held_out):
+    if groups is None:
+        held_out = _sample(targets, max(1, round(fraction * len(targets))), generator, keep_one=True)
         what = f"{len(targets)} samples are too few to hold any out: one of each class must stay"
+    else:
+        held_out = hold_out_groups(targets, fraction, generator, groups)
+        what = f"{len(groups.unique())} groups are too few to hold one out: samples of each class must stay"
+    if not len(held_out):
         raise DataError(what, fix="add samples, or set the fraction to 0")
     kept = torch.ones(len(targets), dtype=torch.bool)
     kept[held_out] = False

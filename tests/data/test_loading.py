@@ -14,7 +14,17 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from ensemblekit import Data, DataError, DataInfo, Dataset, ImageDataset, Splits, data_from_datasets, load_data
+from ensemblekit import (
+    Data,
+    DataError,
+    DataInfo,
+    Dataset,
+    ImageDataset,
+    PluginError,
+    Splits,
+    data_from_datasets,
+    load_data,
+)
 from ensemblekit.data import sources
 
 IMAGES = torch.randint(256, (101, 3, 12, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -504,3 +514,30 @@ def test_images_without_a_channel_cannot_be_augmented() -> None:
     part = (IMAGES[:, 0], CLASSES)
     with pytest.raises(DataError, match=r"expected images of shape \(channels, height, width\), got \(12, 10\)"):
         data_from_datasets(part, part, seed=0, augment=("flip",))
+
+
+class Grouped(Dataset):
+    """Features whose samples belong to groups of four."""
+
+    _groups: Tensor = torch.arange(20) // 4
+
+    def load(self, seed: int) -> Splits:
+        return Splits(GOOD, GOOD, DataInfo("classification", (5,), 2), groups=self._groups)
+
+
+def test_groups_stay_whole_when_validation_samples_are_held_out_and_follow_the_samples_that_are_left():
+    data = load_data(Grouped(validation_fraction=0.3, limit_train=9), 0)
+    assert data.validation is not None
+    assert data.train.groups is not None
+    assert data.train.indices is not None
+    assert data.train.groups.tolist() == (data.train.indices // 4).tolist()
+    assert len(data.train) == 9
+    assert not set(data.train.groups.tolist()) & set((data.validation.indices // 4).tolist())
+
+
+@pytest.mark.parametrize("groups", [torch.arange(19), torch.zeros(20), torch.zeros(20, 1, dtype=torch.int64)])
+def test_groups_that_do_not_fit_the_samples_are_an_error_of_the_plugin(groups):
+    dataset = Grouped()
+    dataset._groups = groups
+    with pytest.raises(PluginError, match="groups that cannot be used"):
+        load_data(dataset, 0)

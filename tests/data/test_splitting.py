@@ -76,3 +76,44 @@ def test_a_split_seed_fixes_the_samples_of_runs_with_different_seeds():
         assert torch.equal(getattr(first, name).inputs, getattr(second, name).inputs)
     assert not torch.equal(first.test.inputs, by_run.test.inputs)
     assert torch.equal(ek.load_data(dataset(**parts), 7).test.inputs, first.test.inputs)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 12), min_size=2, max_size=40), st.integers(1, 4), st.floats(0.05, 0.6), st.integers(0, 9)
+)
+def test_groups_are_never_divided_and_every_class_keeps_a_sample(sizes, num_classes, fraction, seed) -> None:
+    groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)) * 7 + 3
+    targets = torch.randint(num_classes, (len(groups),), generator=generator(seed))
+    try:
+        kept, held_out = hold_out(targets, fraction, generator(seed), groups)
+    except DataError as error:
+        assert "groups are too few" in error.what
+        only = {c for c in targets.unique().tolist() if len(groups[targets == c].unique()) == 1}
+        assert all(only & set(targets[groups == group].tolist()) for group in groups.unique())
+        return
+    assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(len(groups)))
+    assert len(held_out)
+    assert not set(groups[kept].tolist()) & set(groups[held_out].tolist())
+    assert set(targets[kept].tolist()) == set(targets.tolist())
+
+
+def test_many_small_groups_have_the_share_and_the_proportions_of_classes() -> None:
+    targets = classes_of_sizes(700, 250, 50)
+    groups = torch.randint(200, (1000,), generator=generator(4))
+    chosen = [hold_out(targets, 0.2, generator(seed), groups)[1] for seed in range(5)]
+    for held_out in chosen:
+        assert targets[held_out].bincount().tolist() == pytest.approx([140, 50, 10], rel=0.07, abs=3)
+    assert len({tuple(held_out.tolist()) for held_out in chosen}) == 5
+
+
+def test_groups_larger_than_the_share_are_held_out_whole_the_smallest_error_first() -> None:
+    groups = torch.tensor([0] * 50 + [1] * 30 + [2] * 40)
+    held_out = hold_out(torch.randn(120), 0.1, generator(), groups)[1]
+    assert groups[held_out].unique().tolist() == [1]
+    assert len(held_out) == 30
+
+
+def test_one_group_cannot_be_divided() -> None:
+    with pytest.raises(DataError, match="1 groups are too few"):
+        hold_out(torch.randn(10), 0.2, generator(), torch.zeros(10, dtype=torch.int64))
