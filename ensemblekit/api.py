@@ -89,7 +89,9 @@ def train(
         progress: False for silence, or a display of your own: an object with ``@hookimpl`` methods and `close`.
         data: data in place of the spec's, which then needs no [data]. A pair (X, y) of tensors, arrays, frames or
             lists, or a map-style data set of pairs (input, target), of which the seed holds out 20 % for testing
-            (`data.test_fraction`); or (train, test) or (train, validation, test) of such pairs or data sets.
+            (`data.test_fraction`); or (train, test) or (train, validation, test) of such pairs or data sets. If the
+            spec's data set is "table", or if it has no name but a `target`: a pandas or polars frame with the target,
+            or (train, test) or (train, validation, test) of such frames.
         plugins: plugin classes that the spec may name besides the installed ones, or local Python files with such
             classes. Class `SoftMin` is named soft_min.
         name: see `out`.
@@ -110,7 +112,7 @@ def train(
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; continue with `resume`.
     """
     registry = registry_of(plugins, model)
-    spec, loaded = with_data(spec_of(spec, None, registry, model, in_memory=data is not None), data)
+    spec, loaded = with_data(spec_of(spec, None, registry, model, data is not None, data), data)
     with open_display(progress) as display:
         return run_spec(spec, registry, out, [display], loaded, name)
 
@@ -208,8 +210,8 @@ def evaluate_run(
         path: the directory of a finished run.
         data: other data with inputs and outputs of the same shape: the name or the table of a data set, whose test
             split is used; for a run on a table, the path of a file with the same columns and the targets, which is
-            prepared as the run's was; or Python data as for `train`, where a single pair (X, y) or data set is used
-            as a whole.
+            prepared as the run's was; or Python data as for `train`, where a single pair (X, y), data set or frame
+            is used as a whole.
         plugins: plugin classes that the run uses, or local Python files with such classes.
         model: the same model as for `train`, if the run was started with a model from Python.
         device: where to compute, as for `load`.

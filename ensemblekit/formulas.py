@@ -130,7 +130,13 @@ def _default_loss(target: Tensor) -> str:
     return DEFAULT_LOSSES["multilabel" if target.ndim == 2 and target.shape[1] > 1 else "classification"]
 
 
-def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, seed: int = 0) -> nn.Module:
+def build_model(
+    spec: ModelLike,
+    input_shape: Sequence[int],
+    num_outputs: int,
+    seed: int = 0,
+    categories: Sequence[tuple[int, int]] = (),
+) -> nn.Module:
     """Build one member, (B, *input_shape) → (B, num_outputs), on the CPU: the first of an ensemble with this seed.
 
     Args:
@@ -138,9 +144,11 @@ def build_model(spec: ModelLike, input_shape: Sequence[int], num_outputs: int, s
         input_shape: shape of one input, without the batch dimension.
         num_outputs: outputs per sample.
         seed: determines the initial weights; torch's global random generator is not used.
+        categories: (first input, number) of each block of inputs that are one-hot categories of one column of a table,
+            for models that embed them.
     """
     model = spec if isinstance(spec, Model) else build_plugin(Model, spec, registry_of())
-    return build_member(model, tuple(input_shape), num_outputs, seed, member=0)
+    return build_member(model, tuple(input_shape), num_outputs, seed, 0, categories=tuple(categories))
 
 
 def _objective(method: MethodLike | Sequence[MethodLike], loss: LossLike) -> Objective:

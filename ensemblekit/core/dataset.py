@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ensemblekit.core.errors import DataError, PluginError
-from ensemblekit.core.plugin import PREDICTED, Plugin, Task
+from ensemblekit.core.errors import DataError, PluginError, Problem
+from ensemblekit.core.plugin import PREDICTED, Categories, Plugin, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class DataInfo:
     """Shape of one sample's input, for images (channels, height, width)."""
     num_outputs: int
     """Number of classes, of labels, or of real values to predict."""
-    categories: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    categories: Categories = field(default=(), compare=False)
     """Of a table, the inputs that are one-hot categories of one column: (first input, number of categories) of each
     such column. Models whose `build` names `categories` get them. Not compared: data of one form may differ in it."""
 
@@ -132,6 +132,25 @@ class Dataset(Plugin):
         """
         return self
 
+    def check_source(self) -> Iterable[Problem]:
+        """Yield what is missing to load the data, such as a path; not asked if data is passed in Python.
+
+        Paths are relative to the data set's section. Default: nothing is missing.
+        """
+        return ()
+
+    def with_frames(self, frames: Sequence[Any]) -> Self | None:
+        """Return this data set with frames in place of its files.
+
+        Args:
+            frames: Frames of pandas, polars or the like that were passed in Python: one; train and test; or train,
+                validation and test. Nothing is known about their columns.
+
+        Returns:
+            A copy that loads the frames; None, the default, if the data set takes none.
+        """
+        return None
+
     def places(self) -> Sequence[Path]:
         """Paths where its files are looked for, in this order; empty if it needs none."""
         return ()
@@ -172,6 +191,21 @@ class Dataset(Plugin):
         """
         where, fix = f'data set "{self.name}"', "implement prepare(path, preparation)"
         raise PluginError("load() returns a preparation that no prepare() uses", where, fix, plugin=self.name)
+
+    def prepare_frame(self, frame: Any, preparation: Mapping[str, Any]) -> Prepared | None:
+        """Prepare the rows of a frame of pandas, polars or the like; as `prepare` does with those of a file.
+
+        Args:
+            frame: The frame.
+            preparation: `Splits.preparation` of the run, read back from JSON.
+
+        Returns:
+            The inputs, and the targets if the frame has them; None, the default, if the data set takes no frames.
+
+        Raises:
+            DataError: The frame does not have the columns of the training data.
+        """
+        return None
 
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         """Describe prepared inputs (N, *input_shape) in the terms of their owner, for people who look at a sample.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import get_annotations, signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Task = Literal["classification", "multilabel", "regression"]
 PREDICTED: dict[Task, str] = {"classification": "classes", "multilabel": "labels", "regression": "values"}
 """What each task predicts, in a word."""
+Categories = tuple[tuple[int, int], ...]
+"""(first input, number of inputs) of each block of inputs that are one-hot categories of one column."""
 Averages = Literal["outputs", "probabilities", "votes"]
 """What a combination is the plain mean of, over the members."""
 
@@ -233,6 +235,12 @@ class Extension(Plugin):
     kind = "extension"
 
 
+def _named(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a function has parameters for."""
+    parameters = signature(function).parameters
+    return {name: value for name, value in values.items() if name in parameters}
+
+
 class Model(Plugin):
     """A base model: builds one member."""
 
@@ -305,17 +313,19 @@ class Model(Plugin):
         """
         return None
 
-    def build_for(self, input_shape: tuple[int, ...], num_outputs: int, member: int = 0) -> nn.Module:
-        """Build the network of a member: `build`, with the member's index if it names that. For wrappers of models."""
-        if "member" in signature(self.build).parameters:
-            return self.build(input_shape, num_outputs, member=member)  # type: ignore[call-arg]  # authors may name it
-        return self.build(input_shape, num_outputs)
+    def build_for(
+        self, input_shape: tuple[int, ...], num_outputs: int, member: int = 0, categories: Categories = ()
+    ) -> nn.Module:
+        """Build the network of a member: `build`, with `member` and `categories` if it names them; for wrappers."""
+        named = _named(self.build, {"member": member, "categories": categories})
+        return self.build(input_shape, num_outputs, **named)
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         """Build a new network that maps (B, *input_shape) to (B, num_outputs).
 
-        It may also name `member`, the member's index: ``build(self, input_shape, num_outputs, member)``.
+        It may also name `member`, the member's index, and `categories`, the inputs that are one-hot categories of a
+        table, as in `DataInfo.categories`: ``build(self, input_shape, num_outputs, member, categories=())``.
         """
 
 
@@ -327,7 +337,17 @@ class Family(Model):
 
     @abstractmethod
     def build_family(self, input_shape: tuple[int, ...], num_outputs: int, num_members: int) -> nn.Module:
-        """Build a network that maps (B, *input_shape) to (num_members, B, num_outputs)."""
+        """Build a network that maps (B, *input_shape) to (num_members, B, num_outputs).
+
+        It may also name `categories`, as `Model.build`.
+        """
+
+    def build_family_for(
+        self, input_shape: tuple[int, ...], num_outputs: int, num_members: int, categories: Categories = ()
+    ) -> nn.Module:
+        """Build a family: `build_family`, with `categories` if it names them; for wrappers."""
+        named = _named(self.build_family, {"categories": categories})
+        return self.build_family(input_shape, num_outputs, num_members, **named)
 
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         """Build a family of one member."""

@@ -33,6 +33,14 @@ def is_frame(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "__array__")
 
 
+def frames_of(data: Any) -> list[Any] | None:
+    """Return the frames of data passed in Python: one, or two or three in a tuple; None if it is anything else."""
+    if is_frame(data):
+        return [data]
+    is_group = isinstance(data, tuple | list) and len(data) in (2, 3)
+    return list(data) if is_group and all(map(is_frame, data)) else None
+
+
 def as_features(value: Any, where: str) -> Tensor:
     """Convert inputs to a tensor on the device that they are on: uint8 as it is, everything else as floating point.
 
@@ -82,7 +90,7 @@ def _frame_values(frame: Any, where: str) -> NDArray[np.float32]:
     bad = [str(name) for name in frame.columns if _kind(frame[name]) not in _NUMBERS]
     if bad:
         shown = ", ".join(f'"{name}"' for name in bad[:5]) + (" …" if len(bad) > 5 else "")
-        fix = 'encode them as numbers, or save the table as CSV and use the data set "table", which encodes them'
+        fix = 'encode them as numbers, or pass the frame with its target, data=frame: the data set "table" encodes it'
         raise DataError(f"expected columns of numbers, got other values in {shown}", where, fix)
     columns = [_column_values(frame[name]) for name in frame.columns]
     return np.stack(columns, axis=1).astype(np.float32) if columns else np.empty((len(frame), 0), np.float32)

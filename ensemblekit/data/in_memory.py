@@ -13,9 +13,10 @@ from ensemblekit.core.dataset import DataInfo, Dataset, Splits
 from ensemblekit.core.errors import DataError
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.tasks import TASKS
+from ensemblekit.data.arrays import frames_of
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, load_data
-from ensemblekit.data.python_data import FORMS, Samples, check_part, read_parts
+from ensemblekit.data.python_data import FORMS, Samples, check_part, read_parts, split_parts
 from ensemblekit.data.sources import as_input, check_finite_samples, check_targets, read_sample
 from ensemblekit.data.splitting import hold_out
 
@@ -46,6 +47,19 @@ def data_from_datasets(train: Any, test: Any, seed: int, **parameters: Any) -> D
         DataError: A data set is empty, or a sample has the wrong type, shape or target.
     """
     return load_data(InMemoryData(**parameters).of(train, test), seed)
+
+
+def python_dataset(dataset: Dataset, data: Any) -> Dataset:
+    """Return the data set that loads data passed in Python, with the parameters of the spec's.
+
+    Frames are given to a data set that takes frames, such as `table`; other data are in-memory data.
+
+    Raises:
+        DataError: the data has none of the accepted forms.
+    """
+    frames = frames_of(data)
+    taken = None if frames is None else dataset.with_frames(frames)
+    return InMemoryData.in_place_of(dataset).of(*split_parts(data)) if taken is None else taken
 
 
 class InMemoryData(ImageDataset):

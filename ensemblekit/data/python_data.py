@@ -172,7 +172,8 @@ def _hint(data: Any) -> str:
     if any(isinstance(item, IterableDataset) for item in items):
         return f"a data set needs __getitem__ and __len__; {FORMS}"
     if is_frame(data):
-        return f'separate the target: (frame.drop(columns="target"), frame["target"]); {FORMS}'
+        fix = 'name the target in the spec, {"data": {"name": "table", "target": "…"}}, or separate it: '
+        return f'{fix}(frame.drop(columns="target"), frame["target"]); {FORMS}'
     if isinstance(data, tuple | list) and len(data) == 4 and all(map(is_array, data)):
         return f"give ((X_train, y_train), (X_test, y_test)); {FORMS}"
     return FORMS

@@ -23,7 +23,6 @@ from ensemblekit.core.objective import Objective
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.inference.answers import Answer, answers_of
 from ensemblekit.inference.combining import Combiner
-from ensemblekit.inference.inputs import as_inputs
 from ensemblekit.inference.outputs import Place, check_finite
 from ensemblekit.inference.selection import greedy
 from ensemblekit.runs.directory import RunDirectory
@@ -111,7 +110,7 @@ class Anytime:
             NumericError: an output is not finite.
         """
         ensemble, combiner = self.ensemble, self.ensemble.combiner
-        inputs = as_inputs(inputs, ensemble.info.input_shape, ensemble.transform, ensemble.device, ensemble.dtype)
+        inputs = ensemble.as_inputs(inputs, ensemble.device)
         open_samples = torch.arange(len(inputs), device=inputs.device)
         asked = torch.full_like(open_samples, len(self.order))
         outputs = combined = inputs.new_empty(0)

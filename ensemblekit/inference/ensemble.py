@@ -27,7 +27,7 @@ from ensemblekit.inference.calibration import Calibration
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.conformal import Conformal, uniform_by_input
 from ensemblekit.inference.coverage import values_and_spreads
-from ensemblekit.inference.inputs import as_inputs
+from ensemblekit.inference.inputs import as_inputs, prepared_frame
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.folding import FoldedMember
 from ensemblekit.members.layout import run_objective
@@ -43,7 +43,8 @@ class Ensemble(nn.Module):
 
     Inputs are batches (B, *input_shape) as the data set gives them: tensors, arrays, frames or lists of numbers, which
     are converted to the members' dtype and device. Images of type uint8 are scaled, cropped and normalised as in
-    training; floating-point inputs are used as they are.
+    training; floating-point inputs are used as they are. For a run on a table, a frame has its columns by name, and is
+    prepared as the training rows were.
 
     In evaluation mode outputs have no gradients, unless the inputs require gradients or `enable_grad` is true. On a
     CPU such predictions use copies of the members that are folded for inference, each on a core of its own. Changes of
@@ -154,6 +155,16 @@ class Ensemble(nn.Module):
         tensors = (*self.members.parameters(), *self.members.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
+    def as_inputs(self, inputs: Any, device: torch.device) -> Tensor:
+        """Convert a batch to the members' inputs (B, *input_shape) on a device; a frame of a table is prepared.
+
+        Raises:
+            DataError: the inputs have another shape, are not numbers, or lack a column.
+        """
+        prepared = prepared_frame(self.spec.data, self.preparation, inputs)
+        batch = inputs if prepared is None else prepared.inputs
+        return as_inputs(batch, self.info.input_shape, self.transform, device, self.dtype)
+
     def member_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the members' raw outputs (M, B, C); (S · M, B, C) of S stochastic passes, the first pass first.
 
@@ -187,7 +198,7 @@ class Ensemble(nn.Module):
         """
         chosen = range(len(self.members)) if networks is None else networks
         members, plans = [self.members[index] for index in chosen], [self.plans[index] for index in chosen]
-        inputs = as_inputs(inputs, self.info.input_shape, self.transform, self.device, self.dtype)
+        inputs = self.as_inputs(inputs, self.device)
         in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
         with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
@@ -313,8 +324,7 @@ class Ensemble(nn.Module):
 
     def set_randomness(self, inputs: Any) -> Tensor:
         """Return the uniform random numbers (B,) of prediction sets, which depend on the seed and each input alone."""
-        as_floats = as_inputs(inputs, self.info.input_shape, self.transform, torch.device("cpu"), self.dtype)
-        return uniform_by_input(self.spec.seed, as_floats)
+        return uniform_by_input(self.spec.seed, self.as_inputs(inputs, torch.device("cpu")))
 
     def named_sets(self, probabilities: Tensor, sets: Tensor) -> list[list[str]] | list[list[int]]:
         """Return the classes of sets, bool (B, K), by their probabilities (B, K)."""

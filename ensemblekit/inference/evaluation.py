@@ -17,6 +17,7 @@ from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import evaluate, flat_metrics
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.tasks import task_of
+from ensemblekit.data.arrays import frames_of
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.loading import Data, Split, load_data
@@ -25,9 +26,10 @@ from ensemblekit.data.sources import TensorSource, make_source
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.coverage import Coverage, measure_coverage
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.inference.inputs import prepared_frame
 from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.outputs import check_finite
-from ensemblekit.inference.tables import data_of_file
+from ensemblekit.inference.tables import data_of, data_of_file
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import read_spec
 from ensemblekit.spec.reader import build_plugin
@@ -37,6 +39,9 @@ def evaluation_data(ensemble: Ensemble, path: Path, data: Any, registry: Registr
     """Load the data that the ensemble of a run is evaluated on."""
     if isinstance(data, Path) or (isinstance(data, str) and is_path(data, registry)):
         return data_of_file(ensemble, Path(data))
+    frames = frames_of(data)
+    if frames and (prepared := prepared_frame(ensemble.spec.data, ensemble.preparation, frames[-1])) is not None:
+        return data_of(ensemble, prepared, "the frame")
     if data is not None and not isinstance(data, str | Mapping):
         return python_data(ensemble, split_parts(data)[-1])
     dataset = ensemble.spec.data if data is None else build_plugin(Dataset, data, registry)

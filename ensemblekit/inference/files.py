@@ -14,7 +14,7 @@ from ensemblekit.core.errors import DataError
 
 STANDARD_INPUT = "-"
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-TABLE_EXTENSIONS = (".csv",)
+TABLE_EXTENSIONS = (".csv", ".parquet")
 
 
 @dataclass(frozen=True)

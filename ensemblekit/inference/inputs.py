@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ensemblekit.core.dataset import Dataset, Prepared
 from ensemblekit.core.errors import DataError
-from ensemblekit.data.arrays import as_features
+from ensemblekit.data.arrays import as_features, is_frame
 from ensemblekit.data.transforms import ImageTransform
 
 _WHERE = "the inputs"
@@ -43,6 +45,15 @@ def as_inputs(
     if is_stored:
         inputs = inputs.to(torch.float32).div(255) if transform is None else transform.to(device).plain(inputs)
     return inputs.to(dtype)
+
+
+def prepared_frame(dataset: Dataset, preparation: Mapping[str, Any] | None, frame: Any) -> Prepared | None:
+    """Prepare the rows of a frame as a run's training rows were; None if its data set has nothing to prepare frames by.
+
+    Raises:
+        DataError: the frame does not have the columns of the training data.
+    """
+    return None if preparation is None or not is_frame(frame) else dataset.prepare_frame(frame, preparation)
 
 
 def _hint(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:

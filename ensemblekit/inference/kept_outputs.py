@@ -15,14 +15,14 @@ from ensemblekit.core.plugin import Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.fingerprint import check_same_data
-from ensemblekit.data.in_memory import InMemoryData
+from ensemblekit.data.in_memory import python_dataset
 from ensemblekit.data.loading import Data, load_data
-from ensemblekit.data.python_data import split_parts
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.kept_calibration import KeptCalibration
 from ensemblekit.inference.loading import load_ensemble, trained_methods
+from ensemblekit.inference.metadata import saved_info
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.layout import run_objective
 from ensemblekit.runs.directory import RunDirectory
@@ -66,7 +66,7 @@ class RunLoader:
         self._check_finished()
         metadata = self.directory.read_metadata()
         with as_written(self.directory.path / "model.json"):
-            return DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"])
+            return saved_info(metadata)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -175,5 +175,4 @@ def compute_outputs(ensemble: Ensemble, data: Data) -> dict[str, KeptOutputs]:
 
 def _load_data(spec: Spec, data: Any) -> Data:
     """Load the data of a run, which is passed again if it was passed in Python."""
-    dataset = spec.data if data is None else InMemoryData.in_place_of(spec.data).of(*split_parts(data))
-    return load_data(dataset, spec.seed)
+    return load_data(spec.data if data is None else python_dataset(spec.data, data), spec.seed)

@@ -46,7 +46,7 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         plans = [by_index[seed_index] for seed_index in metadata["members"]]
     layout, networks = output_layout(spec, info), []
     for index, plan in enumerate(plans):
-        network = build_network(plan, layout, info.input_shape, spec.seed)
+        network = build_network(plan, layout, info, spec.seed)
         load_weights(network, plan.group.model, tensors, f"members.{index}.")
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)

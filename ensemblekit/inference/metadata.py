@@ -12,7 +12,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from ensemblekit.core.dataset import DataInfo
-from ensemblekit.core.plugin import Task
+from ensemblekit.core.plugin import Categories, Task
 
 MAX_INPUT_ELEMENTS = 2**31
 
@@ -29,7 +29,25 @@ def read_info(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Dat
     members = metadata["members"]
     if not isinstance(members, list) or not members or not all(type(member) is int for member in members):
         raise ValueError(f"members is {members!r:.60}")
-    return DataInfo(task, tuple(shape), num_outputs)
+    info = saved_info(metadata)
+    if info.categories and not _are_blocks(info.categories, prod(shape)):
+        raise ValueError(f"categories is {info.categories!r:.60}")
+    return info
+
+
+def saved_info(metadata: Mapping[str, Any]) -> DataInfo:
+    """Return task and sizes of the data as they are written; runs of older versions know no categories."""
+    blocks = tuple((first, size) for first, size in metadata.get("categories") or ())
+    return DataInfo(metadata["task"], tuple(metadata["input_shape"]), metadata["num_outputs"], blocks)
+
+
+def _are_blocks(blocks: Categories, num_inputs: int) -> bool:
+    """Whether blocks of inputs are in order, do not overlap and are all there."""
+    if not all(type(first) is int and first >= 0 and _is_size(size) for first, size in blocks):
+        return False
+    ends = [first + size for first, size in blocks]
+    starts = [*(first for first, _ in blocks[1:]), num_inputs]
+    return all(end <= start for end, start in zip(ends, starts, strict=True))
 
 
 def _is_size(value: object) -> bool:

@@ -23,6 +23,7 @@ from ensemblekit.data.python_data import split_parts
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.evaluation import Evaluation, by_class, is_path, python_data
 from ensemblekit.inference.files import opened
+from ensemblekit.inference.inputs import prepared_frame
 from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.inference.prediction import extensions, input_batches
@@ -109,6 +110,9 @@ def other_inputs(ensemble: Ensemble, data: Any, loader: RunLoader) -> Iterator[T
     """
     if isinstance(data, Path) or (isinstance(data, str) and is_path(data, loader.registry)):
         yield from _inputs_of_files(ensemble, str(data))
+        return
+    if (prepared := prepared_frame(ensemble.spec.data, ensemble.preparation, data)) is not None:
+        yield from prepared.inputs.split(ensemble.spec.training.batch_size)
         return
     if isinstance(data, str | Mapping):
         split = _split_of_dataset(ensemble, build_plugin(Dataset, data, loader.registry))

@@ -16,6 +16,7 @@ from ensemblekit.core.objective import COMBINING_HOOKS, Objective
 from ensemblekit.core.plugin import Combination, Method, Model
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.inference.combining import Combiner
+from ensemblekit.inference.metadata import saved_info
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.layout import run_objective
 from ensemblekit.runs.directory import RunDirectory
@@ -106,7 +107,7 @@ def read_pool(runs: Sequence[Run], combiner: Combination | None = None) -> Pool:
                 raise _different(f'"{key}" of their data', run, runs[0])
     _check_classes(splits["validation"], runs)
     with as_written(runs[0].path / "model.json"):
-        info = DataInfo(metadata[0]["task"], tuple(metadata[0]["input_shape"]), metadata[0]["num_outputs"])
+        info = saved_info(metadata[0])
     candidates = tuple(
         candidate for run, own in zip(runs, metadata, strict=True) for candidate in _candidates(run, own)
     )

@@ -41,9 +41,18 @@ def data_of_file(ensemble: Ensemble, path: Path) -> Data:
     if prepared is None:
         what = "the run cannot be evaluated on a file: its data set saved no preparation of new files"
         raise DataError(what, str(path), "name a data set: --data NAME")
+    return data_of(ensemble, prepared, str(path))
+
+
+def data_of(ensemble: Ensemble, prepared: Prepared, where: str) -> Data:
+    """Return prepared rows as data to evaluate an ensemble on; each split has all of them.
+
+    Raises:
+        DataError: They have no targets.
+    """
     if prepared.targets is None:
-        raise prepared.no_targets or DataError("the file has no targets", str(path), "add the column to predict")
-    targets = check_targets(prepared.targets, ensemble.info, str(path))
+        raise prepared.no_targets or DataError("the rows have no targets", where, "add the column to predict")
+    targets = check_targets(prepared.targets, ensemble.info, where)
     if ensemble.target_scaling is not None:
         targets = ensemble.target_scaling.standardise(targets)
     if targets.is_floating_point():

@@ -9,21 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import PluginError, UsageError, one_line
 from ensemblekit.core.outputs import OutputLayout
-from ensemblekit.core.plugin import Family, Model
+from ensemblekit.core.plugin import Categories, Family, Model
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.members.stochastic import make_reproducible, stochastic_layers, stochastic_pass
 from ensemblekit.spec.sections import NetworkPlan
 
 
-def build_network(plan: NetworkPlan, layout: OutputLayout, input_shape: tuple[int, ...], seed: int) -> nn.Module:
-    """Build one network of a spec, of the sizes that its outputs have."""
-    group = plan.group
+def build_network(plan: NetworkPlan, layout: OutputLayout, info: DataInfo, seed: int) -> nn.Module:
+    """Build one network of a spec for data of this form, of the sizes that its outputs have."""
+    group, shape, categories = plan.group, info.input_shape, info.categories
     if group.role == "auxiliary":
         size = next(rows.size for rows in layout.auxiliary if rows.name == group.name)
-        return build_member(group.model, input_shape, size, seed, plan.index)
-    return build_member(group.model, input_shape, layout.num_outputs, seed, plan.index, plan.members)
+        return build_member(group.model, shape, size, seed, plan.index, categories=categories)
+    return build_member(group.model, shape, layout.num_outputs, seed, plan.index, plan.members, categories)
 
 
 def build_members(
@@ -80,7 +81,13 @@ def _addresses(network: nn.Module) -> list[tuple[str, int]]:
 
 
 def build_member(
-    model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int, num_members: int = 1
+    model: Model,
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    seed: int,
+    member: int,
+    num_members: int = 1,
+    categories: Categories = (),
 ) -> nn.Module:
     """Build one network (B, *input_shape) → (B, num_outputs), determined by the model, `seed` and the member's index.
 
@@ -94,6 +101,7 @@ def build_member(
         seed: of the run.
         member: the index of the member, or of the first member of a family.
         num_members: the number of members, if the model is a family: the network maps to (num_members, B, num_outputs).
+        categories: the inputs that are one-hot categories, as in `DataInfo.categories`; for models that use them.
 
     Raises:
         PluginError: the model does not build a network of these sizes.
@@ -109,11 +117,11 @@ def build_member(
         torch.default_generator.manual_seed(derive_seed(seed, "member", member))
         width = num_outputs + sum(model.extra_outputs(input_shape).values())
         if isinstance(model, Family):
-            network = model.build_family(input_shape, num_outputs, num_members)
+            network = model.build_family_for(input_shape, num_outputs, num_members, categories)
             # as many samples as members would not show whether members or samples come first
             shape: tuple[int, ...] = (num_members, 3 if num_members == 2 else 2, width)
         else:
-            network, shape = model.build_for(input_shape, num_outputs, member), (2, width)
+            network, shape = model.build_for(input_shape, num_outputs, member, categories), (2, width)
         _check_outputs(model, network, input_shape, shape)
     return make_reproducible(network, seed, member)
 

@@ -62,7 +62,7 @@ class GrowingMembers:
     def check_stochastic(self) -> None:
         """Raise a `UsageError` if a model has no stochastic layer: all stochastic passes would be identical."""
         for plan in {plan.group.model.key: plan for plan in self.plans}.values():
-            network = build_network(plan, self.layout, self.info.input_shape, self.spec.seed)
+            network = build_network(plan, self.layout, self.info, self.spec.seed)
             if not samples_in_passes(network, self.info.input_shape):
                 what = f'the method needs a stochastic model, but "{plan.group.model.name}" has no dropout'
                 raise UsageError(what, "model", "set model.dropout to more than 0, or use a model that has dropout")
@@ -189,7 +189,7 @@ class GrowingMembers:
         raise UsageError(what, "method", "use a model whose members are networks of their own")
 
     def _build(self, plan: NetworkPlan) -> nn.Module:
-        return build_network(plan, self.layout, self.info.input_shape, self.spec.seed)
+        return build_network(plan, self.layout, self.info, self.spec.seed)
 
     def _state(self, network: nn.Module, plan: NetworkPlan) -> MemberState:
         group = plan.group

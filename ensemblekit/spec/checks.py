@@ -13,9 +13,15 @@ from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import Spec
 
 
-def spec_problems(spec: Spec) -> list[Problem]:
-    """Return the problems that plugins see in a spec, and in its data if its form is known without loading it."""
-    problems = [*_combiner_problems(spec), *_metric_problems(spec)]
+def spec_problems(spec: Spec, in_memory: bool = False) -> list[Problem]:
+    """Return the problems that plugins see in a spec, and in its data if its form is known without loading it.
+
+    Args:
+        spec: the spec.
+        in_memory: whether data is passed in Python, so that the data set needs no files.
+    """
+    problems = [] if in_memory else [problem.under("data") for problem in _call(spec.data, "check_source")]
+    problems += [*_combiner_problems(spec), *_metric_problems(spec)]
     problems += [*_collect(spec, "check_spec", spec), *_never_fitted(spec)]
     return problems if spec.data.info is None else problems + data_problems(spec, spec.data.info)
 

@@ -28,6 +28,7 @@ def load_spec(
     ask_plugins: bool = True,
     default_names: Mapping[str, str] | None = None,
     for_training: bool = True,
+    in_memory: bool = False,
 ) -> Spec:
     """Read and validate a spec.
 
@@ -38,6 +39,7 @@ def load_spec(
         ask_plugins: whether plugins check the spec; not for that of a run, which an older version may have accepted.
         default_names: plugins for sections that the spec leaves out, or that have no name.
         for_training: whether it is going to be trained; if not, parts that only training needs may be `Unavailable`.
+        in_memory: whether data is passed in Python, so that the data set needs no files.
 
     Raises:
         SpecError: with all problems of the spec.
@@ -45,12 +47,17 @@ def load_spec(
     label = "the spec" if isinstance(source, Mapping) else str(source)
     tables = source if isinstance(source, Mapping) else read_toml(Path(source))
     overrides = dict(overrides or {})
-    spec, reader = _attempt(tables, overrides, registry, ask_plugins, default_names or {}, for_training)
+    spec, reader = _attempt(tables, overrides, registry, ask_plugins, default_names or {}, for_training, in_memory)
     if spec is None or reader.problems:
         problems = with_known_keys(reader.problems, reader.tables, registry)
         if overrides:
             without = partial(
-                _attempt, tables, registry=registry, ask_plugins=ask_plugins, default_names=default_names or {}
+                _attempt,
+                tables,
+                registry=registry,
+                ask_plugins=ask_plugins,
+                default_names=default_names or {},
+                in_memory=in_memory,
             )
             problems = attribute(problems, overrides, lambda others: without(others)[1].problems)
         raise SpecError(problems, label)
@@ -64,6 +71,7 @@ def _attempt(
     ask_plugins: bool,
     default_names: Mapping[str, str],
     for_training: bool = True,
+    in_memory: bool = False,
 ) -> tuple[Spec | None, Reader]:
     """Read a spec with overrides, and return it with its reader, which has the problems; `tables` stay as they are."""
     changed = dict(deepcopy(tables))
@@ -79,7 +87,7 @@ def _attempt(
             table.setdefault("name", name)
     spec = _read(reader, changed, for_training)
     if spec is not None and ask_plugins:
-        reader.problems += spec_problems(spec)
+        reader.problems += spec_problems(spec, in_memory)
     return spec, reader
 
 

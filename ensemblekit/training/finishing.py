@@ -43,6 +43,7 @@ def model_metadata(
         "task": data.info.task,
         "input_shape": list(data.info.input_shape),
         "num_outputs": data.info.num_outputs,
+        "categories": [list(block) for block in data.info.categories],
         "classes": list(data.classes) if data.classes else None,
         "members": [state.seed_index for state in networks],
         "methods": {name: dict(values) for name, values in methods.items()},

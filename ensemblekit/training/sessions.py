@@ -54,7 +54,7 @@ def train_on(
         stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
         directory.restore_spec()
         if not directory.has_environment:
-            recorded = reader.load_spec(directory.path / "spec.toml", None, registry)
+            recorded = reader.load_spec(directory.path / "spec.toml", None, registry, in_memory=True)
             directory.restore_environment(environment(recorded, registry))
         check_was_trained(directory, {"engine": engine, "device": device, "epochs": epochs})
         spec = read_spec(directory, registry, for_training=True)
@@ -90,4 +90,6 @@ def _lengthened(directory: RunDirectory, spec: Spec, epochs: int, registry: Regi
 
 
 def _changed(directory: RunDirectory, overrides: Mapping[str, Any], spec: Spec, registry: Registry) -> Spec:
-    return reader.load_spec(directory.path / "spec.toml", overrides, registry) if overrides else spec
+    # data may have been passed in Python; if so and if it is missing now, loading it says so
+    file = directory.path / "spec.toml"
+    return reader.load_spec(file, overrides, registry, in_memory=True) if overrides else spec

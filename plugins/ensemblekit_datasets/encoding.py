@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,37 +13,10 @@ from torch import Tensor
 
 from ensemblekit import DataError
 from ensemblekit_datasets.columns import Columns
+from ensemblekit_datasets.number_scaling import Number, QuantileNumber, Scaling, fit_numbers, number_from_json
 from ensemblekit_datasets.table_files import Array
 
 MISSING_CATEGORY, UNKNOWN_CATEGORY = "(missing)", "(not in the training rows)"
-
-
-@dataclass(frozen=True)
-class Number:
-    """A column of numbers: (value - mean) / std, with `fill` for missing values; all in float64."""
-
-    name: str
-    fill: float
-    mean: float
-    std: float
-
-    def encode(self, values: Array) -> Array:
-        """Standardise values (N,) to (N, 1)."""
-        filled = np.where(np.isnan(values), self.fill, values)
-        with np.errstate(over="ignore"):  # infinite inputs are refused by name
-            return ((filled - self.mean) / self.std).astype(np.float32)[:, None]
-
-    def decode(self, encoded: Tensor) -> str:
-        """Return the value of an encoded row (1,) as text; a missing one is what it was filled with."""
-        return f"{float(encoded[0]) * self.std + self.mean:.6g}"
-
-    @property
-    def width(self) -> int:
-        """Number of encoded features."""
-        return 1
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "kind": "number", "fill": self.fill, "mean": self.mean, "std": self.std}
 
 
 @dataclass(frozen=True)
@@ -80,22 +54,33 @@ class Category:
         return {"name": self.name, "kind": "category", "categories": list(self.categories)}
 
 
+Feature = Number | QuantileNumber | Category
+
+
 @dataclass(frozen=True)
 class Encoder:
-    """Turns columns into features (N, F): standardised numbers first, then one-hot categories."""
+    """Turns columns into features (N, F): scaled numbers first, then one-hot categories."""
 
-    features: tuple[Number | Category, ...]
+    features: tuple[Feature, ...]
     """In the order of the training file."""
 
     @classmethod
-    def fit(cls, columns: Columns, rows: Tensor, names: Iterable[str], ignored: Iterable[str] = ()) -> Encoder:
-        """Fit means, standard deviations and categories of the named columns on some rows.
+    def fit(
+        cls,
+        columns: Columns,
+        rows: Tensor,
+        names: Iterable[str],
+        ignored: Iterable[str] = (),
+        scaling: Scaling = "standard",
+    ) -> Encoder:
+        """Fit the scaling of numbers and the categories of the named columns on some rows.
 
         Args:
             columns: The columns of the training file.
             rows: Indices of the training rows.
             names: The columns that are features.
             ignored: Columns that the spec ignores already, for the error message.
+            scaling: How numbers are scaled.
 
         Raises:
             DataError: A numeric column has no value in these rows.
@@ -106,8 +91,8 @@ class Encoder:
             if np.isnan(column).all():
                 what = "expected at least one number in the training rows, got none"
                 fix = f"remove the column, or set {ignore_setting(ignored, [name])}"
-                raise DataError(what, f'{columns.path}, column "{name}"', fix)
-        fitted = {number.name: number for number in _fit_numbers(numbers)}
+                raise DataError(what, f'{columns.source}, column "{name}"', fix)
+        fitted = {number.name: number for number in fit_numbers(numbers, scaling)}
         return cls(tuple(fitted.get(name) or Category.fit(name, column) for name, column in values.items()))
 
     @property
@@ -116,9 +101,19 @@ class Encoder:
         return sum(feature.width for feature in self.features)
 
     @property
-    def encoded_order(self) -> list[Number | Category]:
+    def encoded_order(self) -> list[Feature]:
         """The features in the order in which they are encoded."""
         return sorted(self.features, key=lambda feature: isinstance(feature, Category))
+
+    @property
+    def category_blocks(self) -> tuple[tuple[int, int], ...]:
+        """The first encoded feature and the number of them of each column of categories."""
+        ends = accumulate(feature.width for feature in self.encoded_order)
+        return tuple(
+            (end - feature.width, feature.width)
+            for feature, end in zip(self.encoded_order, ends, strict=True)
+            if isinstance(feature, Category)
+        )
 
     def __call__(self, columns: Columns, rows: Tensor | None = None) -> Tensor:
         """Encode some rows, or all, float32 (N, num_features); a `DataError` names a number that is too large."""
@@ -149,22 +144,8 @@ def ignore_setting(ignored: Iterable[str], more: Iterable[str]) -> str:
     return f"data.ignore = [{names}]"
 
 
-def _fit_numbers(columns: Mapping[str, Array]) -> list[Number]:
-    """Fit columns of numbers, in float64."""
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import StandardScaler
-
-    if not columns:
-        return []
-    values = np.array(list(columns.values())).T
-    imputer = SimpleImputer(strategy="mean").fit(values)
-    scaler = StandardScaler().fit(imputer.transform(values))
-    fitted = zip(columns, imputer.statistics_.tolist(), scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True)
-    return [Number(*column) for column in fitted]
-
-
-def feature_from_json(saved: Mapping[str, Any]) -> Number | Category:
+def feature_from_json(saved: Mapping[str, Any]) -> Feature:
     """Make a feature from the result of its `to_json`."""
     if saved["kind"] == "category":
         return Category(str(saved["name"]), tuple(map(str, saved["categories"])))
-    return Number(str(saved["name"]), *(float(saved[key]) for key in ("fill", "mean", "std")))
+    return number_from_json(saved)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ensemblekit import DataError
 from ensemblekit_datasets.columns import Columns
+from ensemblekit_datasets.dates import ADVICE, are_dates
 from ensemblekit_datasets.encoding import Category, Encoder, ignore_setting
 
 MANY_CATEGORIES = 50
@@ -17,10 +17,11 @@ NEARLY_ALL = 0.9
 ALWAYS_MANY = 1_000
 SHOWN_COLUMNS = 20
 """Columns that the plan lists one by one."""
-_TIME = r"([T ]\d{1,2}:\d{2}(:\d{2})?.{0,13})?"
-_DATE = re.compile(
-    rf"\d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}{_TIME}|\d{{1,2}}[-/.]\d{{1,2}}[-/.](\d{{4}}|\d{{2}}){_TIME}|\d{{1,2}}:\d{{2}}(:\d{{2}})?"
-)
+_NO_FEATURES = {
+    "ignored": "ignored",
+    "weight": "weight of the row, no feature",
+    "group": "group of the row, no feature",
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class ColumnSummary:
     @property
     def text(self) -> str:
         """A description in words."""
-        if self.role in ("ignored", "weight"):
-            return "ignored" if self.role == "ignored" else "weight of the row, no feature"
+        if self.role in _NO_FEATURES:
+            return _NO_FEATURES[self.role]
         many = (
             "" if self.categories is None else f", {self.categories} {'classes' if self.role == 'target' else 'values'}"
         )
@@ -46,41 +47,46 @@ class ColumnSummary:
 
 
 def check_categories(
-    columns: Columns, undeclared: Iterable[str], max_categories: int | None, ignored: Iterable[str] = ()
+    columns: Columns,
+    undeclared: Iterable[str],
+    max_categories: int | None,
+    ignored: Iterable[str] = (),
+    dates_allowed: bool = False,
 ) -> None:
-    """Ask about columns of text that look like names of the rows or dates, all at once.
+    """Ask about columns of dates, and of text that looks like names of the rows, all at once.
 
     Args:
         columns: The columns of the training file.
         undeclared: Features whose kind the spec does not give.
         max_categories: Largest number of categories; None: a rule that depends on the number of rows.
         ignored: Columns that the spec ignores already.
+        dates_allowed: Whether dates are categories like others, as in runs of version 0.1.0.
 
     Raises:
         DataError: Such columns would become one input per value.
     """
-    found = {}
+    found, has_dates = {}, False
     for name in undeclared:
         values = (
             [value for value in columns.by_name[name] if value is not None] if columns.kinds[name] == "text" else []
         )
-        reason = _reason(values, max_categories)
-        if reason:
+        if not dates_allowed and (name in columns.dates or are_dates(values)):
+            has_dates, found[name] = True, f"dates or times, {len(set(values)):,} values"
+        elif reason := _reason(values, max_categories):
             found[name] = reason
     if found:
         names = list(found)
         listed = "; ".join(f'"{name}" ({reason})' for name, reason in list(found.items())[:SHOWN_COLUMNS])
         ignore = ignore_setting(ignored, names[:SHOWN_COLUMNS])
         fix = f'set {ignore}, or data.columns = {{ "{names[0]}" = "category" }} for one input per value'
-        raise DataError(f"columns that would become one input per value: {listed}", str(columns.path), fix)
+        fix = f"{ADVICE}; or {fix}" if has_dates else fix
+        raise DataError(f"columns that would become one input per value: {listed}", columns.source, fix)
 
 
 def _reason(values: list[str], max_categories: int | None) -> str:
     different = len(set(values))
     if max_categories is not None:
         return f"{different:,} values" if different > max_categories else ""
-    if values and sum(bool(_DATE.fullmatch(value)) for value in values) > NEARLY_ALL * len(values):
-        return f"dates or times, {different:,} values"
     is_many = (
         different > ALWAYS_MANY
         or (different > MANY_CATEGORIES and different > len(values) / 5)
@@ -95,9 +101,18 @@ def summaries(
     encoder: Encoder,
     targets: Iterable[str],
     classes: tuple[str, ...] | None,
-    weight: str | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> list[ColumnSummary]:
-    """Describe every column of the training file, in its order."""
+    """Describe every column of the training file, in its order.
+
+    Args:
+        order: All columns.
+        columns: Those that are used.
+        encoder: The encoding of the features.
+        targets: The columns to predict.
+        classes: The names of the classes, if the target is one.
+        others: Columns that are neither features nor targets, by name, with their roles: "weight" or "group".
+    """
     features = {feature.name: feature for feature in encoder.features}
     goals = set(targets)
     result = []
@@ -109,8 +124,8 @@ def summaries(
             count = len(feature.categories) if isinstance(feature, Category) else None
             kind = "number" if count is None else "category"
             result.append(ColumnSummary(name, "feature", kind, columns.num_missing(name), count))
-        elif name == weight:
-            result.append(ColumnSummary(name, "weight", "number", 0))
+        elif (role := (others or {}).get(name)) is not None:
+            result.append(ColumnSummary(name, role, "number" if role == "weight" else "category", 0))
         else:
             result.append(ColumnSummary(name, "ignored", "", 0))
     return result

@@ -1,4 +1,4 @@
-"""Raw content of CSV and NPZ files, within limits: a file that would exhaust the memory is refused in time."""
+"""Raw content of CSV, NPZ and Parquet files, within limits: a file that would exhaust the memory is refused in time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import csv
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from ensemblekit import DataError, memory_limit
 
 Array = npt.NDArray[Any]
+Declared = Literal["number", "text", "date"]
+"""What the type of a column says about it."""
 MAX_COLUMNS = 100_000
 MAX_LINE = 2**24
 """Longest line of a CSV file in characters."""
@@ -27,27 +29,36 @@ BYTES_PER_TEXT = 80
 BYTES_PER_NUMBER = 16
 """Size of a number in the table and in the features."""
 CSV_ENDINGS = (".csv", ".tsv", ".txt")
+PARQUET_ENDINGS = (".parquet", ".pq")
 DELIMITERS = {";": '";"', "\t": r'"\t"', "|": '"|"'}
 """Separators that are suggested, as they are written in TOML."""
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file as they are stored: text of CSV files, arrays of NPZ files."""
+    """The columns of a file or a frame as they are stored: text of CSV files, arrays of others.
 
-    path: Path
+    Arrays of objects have None for missing values.
+    """
+
+    source: str
+    """The path of the file, or what an error message calls a frame."""
     by_name: dict[str, Array]
     unit: str
     """What a row of the file is: a line or a row."""
     numbers: Sequence[int]
     """Number of each row's line."""
+    declared: Mapping[str, Declared] = field(default_factory=dict)
+    """What columns are by their types, where the file or frame has types; text is then never taken for numbers."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """The types of columns that cannot be used, such as lists; their values are not read."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
 
 def read_raw(path: Path, delimiter: str, of_run: bool = False) -> RawTable:
-    """Read a .csv or .npz file; .tsv and .txt are read as CSV.
+    """Read a .csv, .parquet or .npz file; .tsv and .txt are read as CSV, .pq as Parquet.
 
     Args:
         path: The file.
@@ -57,10 +68,16 @@ def read_raw(path: Path, delimiter: str, of_run: bool = False) -> RawTable:
     Raises:
         DataError: It cannot be read, is not such a file, or exceeds a limit.
     """
-    if path.suffix.lower() not in (*CSV_ENDINGS, ".npz"):
-        raise DataError(f'expected a .csv or .npz file, got "{path.name}"', str(path), "convert it")
+    ending = path.suffix.lower()
+    if ending not in (*CSV_ENDINGS, *PARQUET_ENDINGS, ".npz"):
+        raise DataError(f'expected a .csv, .parquet or .npz file, got "{path.name}"', str(path), "convert it")
     try:
-        table = _read_npz(path) if path.suffix.lower() == ".npz" else _read_csv(path, delimiter, of_run)
+        if ending in PARQUET_ENDINGS:
+            from ensemblekit_datasets.parquet_files import read_parquet
+
+            table = read_parquet(path)
+        else:
+            table = _read_npz(path) if ending == ".npz" else _read_csv(path, delimiter, of_run)
     except OSError as error:
         what = f"cannot be read: {error.strerror or error}"
         fix = "name a readable table" if of_run else "set data.path to a readable table"
@@ -85,7 +102,7 @@ def _read_csv(path: Path, delimiter: str, of_run: bool) -> RawTable:
             raise DataError(f"not valid CSV: {error}", where, "fix the quotes") from error
     columns = zip(*(record for _, record in records), strict=True) if records else ([] for _ in names)
     by_name = {name: np.array(column, dtype=object) for name, column in zip(names, columns, strict=True)}
-    return RawTable(path, by_name, "line", [line for line, _ in records])
+    return RawTable(str(path), by_name, "line", [line for line, _ in records])
 
 
 def _lines(file: TextIO, path: Path, delimiter: str) -> Iterator[str]:
@@ -94,9 +111,9 @@ def _lines(file: TextIO, path: Path, delimiter: str) -> Iterator[str]:
     while line := file.readline(MAX_LINE + 1):
         number += 1
         if len(line) > MAX_LINE:
-            raise _too_much(f"line {number} has more than {MAX_LINE:,} characters", path)
+            raise too_much(f"line {number} has more than {MAX_LINE:,} characters", path)
         if line.count(delimiter) >= MAX_COLUMNS:
-            raise _too_much(f"line {number} has more than {MAX_COLUMNS:,} fields", path)
+            raise too_much(f"line {number} has more than {MAX_COLUMNS:,} fields", path)
         yield line
 
 
@@ -115,6 +132,11 @@ def _check_header(names: list[str], path: Path, delimiter: str, of_run: bool) ->
     if unnamed and len(names) > 1:
         listed = ", ".join(map(str, unnamed[:20]))
         raise DataError(f"expected a name of every column, got none of column {listed}", where, "name it in the header")
+    check_distinct(names, where)
+
+
+def check_distinct(names: list[str], where: str) -> None:
+    """Raise a `DataError` unless columns have names, each its own."""
     repeated = sorted(_repeated(names))
     if repeated or not any(names):
         what = f"expected a header of distinct names, got {repeated or 'nothing'}"
@@ -128,7 +150,7 @@ def _repeated(names: list[str]) -> set[str]:
 
 def _records(reader: Any, num_fields: int, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Read the rows with the numbers of their lines, without empty lines."""
-    limit = SHARE_OF_MEMORY * memory_limit()
+    limit = memory_share()
     needed = 0
     for record in reader:
         if not record:
@@ -139,7 +161,7 @@ def _records(reader: Any, num_fields: int, path: Path) -> Iterator[tuple[int, li
         fields = [field.strip() for field in record]
         needed += BYTES_PER_TEXT * num_fields + sum(map(len, fields))
         if needed > limit:
-            raise _too_much(f"the first {reader.line_num:,} lines take {_size(needed)} in memory", path)
+            raise too_much(f"the first {reader.line_num:,} lines take {memory_size(needed)} in memory", path)
         yield reader.line_num, fields
 
 
@@ -158,7 +180,7 @@ def _read_npz(path: Path) -> RawTable:
         raise DataError(
             f"expected arrays of equal length, got {lengths}", str(path), "give every array one entry per row"
         )
-    return RawTable(path, by_name, "row", range(max(lengths.values(), default=0)))
+    return RawTable(str(path), by_name, "row", range(max(lengths.values(), default=0)))
 
 
 def _check_npz_sizes(path: Path) -> None:
@@ -174,10 +196,10 @@ def _check_npz_sizes(path: Path) -> None:
             text_bytes = 0 if dtype.kind in "biuf" else BYTES_PER_TEXT + dtype.itemsize
             needed += max(entry.file_size, count * dtype.itemsize) + count * (BYTES_PER_NUMBER + text_bytes)
             num_columns += shape[1] if len(shape) == 2 else 1
-    if needed > SHARE_OF_MEMORY * memory_limit():
-        raise _too_much(f"its arrays take {_size(needed)} in memory", path)
+    if needed > memory_share():
+        raise too_much(f"its arrays take {memory_size(needed)} in memory", path)
     if num_columns > MAX_COLUMNS:
-        raise _too_much(f"it has {num_columns:,} columns", path)
+        raise too_much(f"it has {num_columns:,} columns", path)
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -201,11 +223,18 @@ def _columns_of(array: Array, name: str, path: Path) -> dict[str, Array]:
     return {f"{name}[{column}]": array[:, column] for column in range(array.shape[1])}
 
 
-def _too_much(what: str, path: Path) -> DataError:
-    memory = _size(SHARE_OF_MEMORY * memory_limit())
+def too_much(what: str, path: Path) -> DataError:
+    """Return the error about a table that exceeds a limit."""
+    memory = memory_size(memory_share())
     limits = f"{MAX_COLUMNS:,} columns, {MAX_LINE:,} characters in a line, {memory} in memory (half of it)"
     return DataError(f"too large for a table: {what}", str(path), f"stay below the limits: {limits}")
 
 
-def _size(num_bytes: float) -> str:
+def memory_share() -> float:
+    """Return how many bytes a table may take."""
+    return SHARE_OF_MEMORY * memory_limit()
+
+
+def memory_size(num_bytes: float) -> str:
+    """Write a number of bytes for people."""
     return f"{num_bytes / 2**30:.3g} GiB"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ensemblekit import DataError, Prepared
 from ensemblekit_datasets.columns import Kind, NumberFormat, check_exist, typed_columns
 from ensemblekit_datasets.encoding import Category, Encoder, feature_from_json
 from ensemblekit_datasets.table_columns import ColumnSummary
-from ensemblekit_datasets.table_files import read_raw
+from ensemblekit_datasets.table_files import RawTable
 from ensemblekit_datasets.table_targets import target_tensor
 
 OF_THE_RUN = " of the run's training table"
@@ -33,9 +32,8 @@ class TablePreparation:
         """The features by name, with their kinds."""
         return {f.name: "text" if isinstance(f, Category) else "number" for f in self.encoder.features}
 
-    def prepare(self, path: Path) -> Prepared:
-        """Read and prepare a file; columns may be in any order, and other columns are left out."""
-        raw = read_raw(path, self.delimiter, of_run=True)
+    def prepare(self, raw: RawTable) -> Prepared:
+        """Prepare the rows of a file or a frame; columns may be in any order, and other columns are left out."""
         inputs = self.encoder(typed_columns(raw, self.kinds, self.number_format, OF_THE_RUN))
         try:
             check_exist(raw, self.targets, " to predict")

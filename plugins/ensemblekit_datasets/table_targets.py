@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ensemblekit import DataError
 from ensemblekit_datasets.columns import Columns, NumberFormat, check_decimal_point, text_values, without_values
+from ensemblekit_datasets.dates import ADVICE, are_dates
 from ensemblekit_datasets.table_files import RawTable
 
 Task = Literal["classification", "regression"]
@@ -27,10 +28,17 @@ def infer_task(raw: RawTable, name: str, number_format: NumberFormat) -> Task:
     Text is classes, and so are integers with few different values, each repeated. Decimal fractions with many
     different values are real values.
     """
-    if raw.by_name[name].dtype.kind in "biuf":
+    declared = raw.declared.get(name)
+    if raw.by_name[name].dtype.kind in "biuf" or declared == "number":
         number_format = NumberFormat()  # an array of numbers, whatever the notation in text
     by_row = {row: value for row, value in enumerate(text_values(raw.by_name[name])) if value is not None}
     values = list(by_row.values())
+    where = f'{raw.source}, column "{name}"'
+    if declared == "date" or are_dates(values):
+        fix = f'{ADVICE}; or set data.task = "classification"'
+        raise DataError("expected classes or numbers to predict, got dates or times", where, fix)
+    if declared == "text":
+        return "classification"
     numbers = [number_format.number(value) for value in values]
     words = {row: value for (row, value), number in zip(by_row.items(), numbers, strict=True) if number is None}
     check_decimal_point(without_values(raw), name, words, number_format)
@@ -45,7 +53,6 @@ def infer_task(raw: RawTable, name: str, number_format: NumberFormat) -> Task:
         return "classification"
     else:
         what = f"the target has {different} different integers in {len(values):,} rows"
-    where = f'{raw.path}, column "{name}"'
     raise DataError(what, where, 'choose: data.task = "classification", or data.task = "regression"')
 
 
@@ -57,7 +64,7 @@ def class_names(columns: Columns, name: str, number_format: NumberFormat, max_cl
     """
     values = [value for value in columns.by_name[name] if value is not None]
     names = set(values)
-    where = f'{columns.path}, column "{name}"'
+    where = f'{columns.source}, column "{name}"'
     if len(names) < 2:
         raise DataError(
             f"expected at least 2 classes, got {sorted(names)}", where, "set target to the column of classes"
@@ -97,6 +104,20 @@ def target_tensor(
         return torch.from_numpy(np.stack(values, axis=1))
     index = {name: number for number, name in enumerate(classes)}
     return torch.tensor([index[value] for value in values[0]])
+
+
+def group_tensor(columns: Columns, name: str) -> Tensor:
+    """Return the numbers of the rows' groups, int64 (N,), in the order in which groups appear.
+
+    Raises:
+        DataError: A row has no group.
+    """
+    numbers: dict[str, int] = {}
+    for row, value in enumerate(columns.by_name[name]):
+        if value is None:
+            raise DataError("expected a group, got nothing", columns.where(row, name), "correct it, or remove the row")
+        numbers.setdefault(value, len(numbers))
+    return torch.tensor([numbers[value] for value in columns.by_name[name]])
 
 
 def weight_tensor(columns: Columns, name: str) -> Tensor:

@@ -49,7 +49,14 @@ class MultiHead(Family):
     def gives_probabilities(self) -> bool:
         return self.softmax
 
-    def build_family(self, input_shape: tuple[int, ...], num_outputs: int, num_members: int) -> nn.Module:
+    def build_family(
+        self,
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        num_members: int,
+        categories: tuple[tuple[int, int], ...] = (),
+    ) -> nn.Module:
         heads = MemberLinear(num_members, self.features, num_outputs)
-        network = nn.Sequential(self.model.build(input_shape, self.features), nn.ReLU(), heads)
+        trunk = self.model.build_for(input_shape, self.features, categories=categories)
+        network = nn.Sequential(trunk, nn.ReLU(), heads)
         return with_softmax(network) if self.softmax else network

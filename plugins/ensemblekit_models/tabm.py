@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from ensemblekit import Family
+from ensemblekit_models.category_embedding import EMBEDDING, Embedding, embedding_layers
 from ensemblekit_models.member_layers import MemberLinear, MemberScale, RankOneLinear
 from ensemblekit_models.softmax import SOFTMAX, with_softmax
 
@@ -24,6 +25,7 @@ class TabM(Family):
         (512, 512, 512), min_length=1, description="sizes of the hidden layers"
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability after each hidden layer")
+    embedding: Embedding = EMBEDDING
     adapters: Literal["all", "first"] = Field(
         "all",
         description='hidden layers that each member adapts: "all" (TabM), or only the input of the "first" (TabM-mini)',
@@ -38,9 +40,15 @@ class TabM(Family):
     def gives_probabilities(self) -> bool:
         return self.softmax
 
-    def build_family(self, input_shape: tuple[int, ...], num_outputs: int, num_members: int) -> nn.Module:
-        size = prod(input_shape)
-        layers: list[nn.Module] = [nn.Flatten()]
+    def build_family(
+        self,
+        input_shape: tuple[int, ...],
+        num_outputs: int,
+        num_members: int,
+        categories: tuple[tuple[int, int], ...] = (),
+    ) -> nn.Module:
+        embedding, size = embedding_layers(prod(input_shape), categories, self.embedding)
+        layers: list[nn.Module] = [nn.Flatten(), *embedding]
         if self.adapters == "first":
             layers.append(MemberScale(num_members, size))
         for index, hidden in enumerate(self.hidden):

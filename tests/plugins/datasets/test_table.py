@@ -183,7 +183,7 @@ def test_real_targets_must_be_numbers(write: Any) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"(?s)cannot be read: No such file or directory.*.*nowhere.csv"):
         Table(path=tmp_path / "nowhere.csv", target="y").load(0)
-    with pytest.raises(DataError, match=r'expected a .csv or .npz file, got "table.xlsx"'):
+    with pytest.raises(DataError, match=r'expected a .csv, .parquet or .npz file, got "table.xlsx"'):
         Table(path=tmp_path / "table.xlsx", target="y").load(0)
 
 
