@@ -60,6 +60,7 @@ def _table(file: ParquetFile, path: Path) -> RawTable:
         raise too_much(f"it has {len(file.schema_arrow):,} columns", path)
     check_distinct([field.name for field in file.schema_arrow], str(path))
     declared = {name: kind for name, kind in ((name, _declared(kind)) for name, kind in fields.items()) if kind}
+    declared |= {name: "text" for name in _categoricals(file.schema_arrow) if name in declared}
     refused = {name: str(kind) for name, kind in fields.items() if name not in declared and not types.is_null(kind)}
     _check_size(file, declared, path)
     read = _columns(file, declared, path)
@@ -79,6 +80,14 @@ def _declared(kind: Any) -> Declared | None:
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return "text"
     return "date" if types.is_temporal(kind) else None
+
+
+def _categoricals(schema: Any) -> list[str]:
+    """The columns that pandas had as categories; Parquet has types for categories of text alone."""
+    metadata = schema.pandas_metadata
+    columns = metadata.get("columns") if isinstance(metadata, dict) else None
+    tables = [column for column in columns if isinstance(column, dict)] if isinstance(columns, list) else []
+    return [str(column.get("name")) for column in tables if column.get("pandas_type") == "categorical"]
 
 
 def _check_size(file: ParquetFile, declared: Mapping[str, Declared], path: Path) -> None:

@@ -71,7 +71,8 @@ def check_categories(
             [value for value in columns.by_name[name] if value is not None] if columns.kinds[name] == "text" else []
         )
         if not dates_allowed and (name in columns.dates or are_dates(values)):
-            has_dates, found[name] = True, f"dates or times, {len(set(values)):,} values"
+            count = len(set(values))
+            has_dates, found[name] = True, f"dates or times, {count:,} value{'s' * (count != 1)}"
         elif reason := _reason(values, max_categories):
             found[name] = reason
     if found:

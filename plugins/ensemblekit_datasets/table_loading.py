@@ -73,7 +73,7 @@ def raw_tables(table: Table) -> dict[str, RawTable]:
     if table.path is None:
         what, where = "the rows of this table were passed in Python", f'data set "{table.name}"'
         fix = "use it from Python with data=…, or give a file with the same columns where a command takes one"
-        raise DataError(what, where, fix, python_fix="pass the frames again: data=frame, or set data.path")
+        raise DataError(what, where, fix, python_fix="pass the frames again: data=frame")
     raws = {"train": read_raw(table.path.absolute(), table.delimiter)}
     if table.test_path is not None:
         raws["test"] = read_raw(table.test_path.absolute(), table.delimiter)
