@@ -137,6 +137,24 @@ def test_a_training_file_that_was_moved_has_to_be_put_back(trained, tmp_path):
     assert last_error(evaluated).endswith("or give it with --data FILE")
 
 
+def test_kept_outputs_survive_a_changed_training_file_but_resuming_says_that_it_differs(trained, tmp_path):
+    folder, text, _ = trained
+    path, rows = Path(shutil.copytree(folder / "run", tmp_path / "run")), folder / "rows.csv"
+    recorded = ek.open_run(path).metrics
+    try:
+        rows.write_text("\n".join([lines()[0], *reversed(lines()[1:])]))
+        resumed, evaluated = run("resume", str(path), "--epochs", "3"), run("evaluate", str(path))
+        assert run("evaluate", str(path), "--combiner", "mean").exit_code == 0
+        rows.unlink()
+        assert ek.open_run(path).metrics == recorded
+        assert len(ek.open_run(path).outputs("validation").targets) == 6
+    finally:
+        rows.write_text(text)
+    for result in (resumed, evaluated):
+        assert result.exit_code == 3
+        assert "the data is not what the run was started with" in last_error(result)
+
+
 def test_a_file_without_targets_or_with_others_cannot_be_evaluated(trained, tmp_path):
     folder, _, target = trained
     new = tmp_path / "new.csv"
