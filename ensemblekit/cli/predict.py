@@ -76,12 +76,12 @@ def predict(
 ) -> None:
     """Predict classes or values for new files, with uncertainty.
 
-    FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. Otherwise they are CSV files with a
-    header. For a run on a table they have its feature columns by name, in any order; other columns are left out. For
-    a run on arrays they have the features alone, in the order of the training data.
+    FILES are images (PNG, JPEG, WebP, BMP) if the run was trained on images. For a run on a table they are CSV,
+    Parquet or NPZ files with its feature columns by name, in any order; other columns are left out. For a run on
+    arrays they are CSV files with the features alone, in the order of the training data, and a header.
 
-    A folder stands for all such files in it and below it, a quoted pattern such as "new/*.png" for the files that match
-    it, and - for standard input: one image, or the rows of one CSV file.
+    A folder stands for all images, or all CSV and Parquet files, in it and below it, a quoted pattern such as
+    "new/*.png" for the files that match it, and - for standard input: one image, or the rows of one CSV file.
 
     For classes: probability, share of members that agree, predictive entropy and mutual information (the part of the
     entropy that is due to disagreement). For values: standard deviation over the members. A run with prediction sets or

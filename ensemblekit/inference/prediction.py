@@ -47,12 +47,12 @@ class Prediction:
 def predict_files(
     ensemble: Ensemble, files: Sequence[str | Path], probabilities: bool = False, members: bool = False
 ) -> list[Prediction]:
-    """Predict image files, or the rows of CSV files if the run was not trained on images.
+    """Predict image files, or the rows of tables if the run was not trained on images.
 
     Args:
         ensemble: the trained ensemble of a run.
-        files: images, which are resized, cropped and normalised like the run's test data; or CSV files, whose rows the
-            run's data set prepares. If it has nothing to prepare, the columns are the features in their order.
+        files: images, which are resized, cropped and normalised like the run's test data; or files whose rows the run's
+            data set prepares. If it has nothing to prepare: CSV files whose columns are the features in their order.
         probabilities: whether to add the probability of every class.
         members: whether to add what each member predicts.
 
@@ -103,7 +103,9 @@ def predictions(
 
 def extensions(ensemble: Ensemble) -> tuple[str, ...]:
     """Return the extensions of the files that an ensemble can predict."""
-    return TABLE_EXTENSIONS if ensemble.transform is None else IMAGE_EXTENSIONS
+    if ensemble.transform is not None:
+        return IMAGE_EXTENSIONS
+    return TABLE_EXTENSIONS if ensemble.preparation is not None else TABLE_EXTENSIONS[:1]
 
 
 def format_predictions(predictions: Sequence[Prediction], file_format: Literal["csv", "json"]) -> str:

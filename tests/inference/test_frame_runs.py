@@ -1,4 +1,4 @@
-"""A run on frames is trained, resumed and evaluated with frames of pandas or polars, and with files of the same rows."""
+"""Runs on frames are trained, resumed and evaluated with frames of pandas or polars, or files of the same rows."""
 
 from __future__ import annotations
 

@@ -161,3 +161,25 @@ def test_a_table_of_a_run_of_version_0_1_0_is_not_asked_about_and_not_scaled(tmp
     assert not old.load(0).standardise_targets
     assert old.read_features(file, 0).shape[0] == 60
     assert table.in_format(2) is table
+
+
+OLDER: dict[str, Any] = {
+    "columns": [
+        {"name": "size", "role": "feature", "missing": 1, "kind": "number", "fill": 2.0, "mean": 2.0, "std": 0.5},
+        {"name": "label", "role": "target", "missing": 0, "kind": "category"},
+        {"name": "colour", "role": "feature", "missing": 0, "kind": "category", "categories": ["blue", "red"]},
+    ],
+    "targets": ["label"],
+    "classes": ["no", "yes"],
+    "delimiter": ",",
+    "decimal": ".",
+}
+"""As runs have it that were trained before there were groups, quantiles and frames."""
+
+
+def test_a_preparation_of_an_earlier_run_is_still_understood(tmp_path):
+    new = tmp_path / "new.csv"
+    new.write_text("size,colour,label\n3,red,yes\n,green,no\n")
+    result = Table(path=Path("gone.csv"), target="label").prepare(new, OLDER)
+    assert result.inputs.tolist() == [[2, 0, 1], [0, 0, 0]]
+    assert result.targets.tolist() == [1, 0]
