@@ -29,16 +29,21 @@ def is_array(value: Any) -> bool:
 
 
 def is_frame(value: Any) -> bool:
-    """Return whether a value is a table with named columns, such as a pandas frame."""
-    return hasattr(value, "columns") and hasattr(value, "__array__")
+    """Return whether a value is a table with named columns, such as a frame of pandas or polars."""
+    # pyarrow's tables call their arrays columns, not the names of these
+    return hasattr(value, "__array__") and hasattr(value, "columns") and not hasattr(value, "column_names")
 
 
 def frames_of(data: Any) -> list[Any] | None:
-    """Return the frames of data passed in Python: one, or two or three in a tuple; None if it is anything else."""
-    if is_frame(data):
-        return [data]
-    is_group = isinstance(data, tuple | list) and len(data) in (2, 3)
-    return list(data) if is_group and all(map(is_frame, data)) else None
+    """Return the frames of data passed in Python: one, or two or three in a tuple; None if it is anything else.
+
+    Raises:
+        DataError: A frame is lazy: its rows are not there yet.
+    """
+    parts = list(data) if isinstance(data, tuple | list) and len(data) in (2, 3) else [data]
+    if any(hasattr(type(part), "collect") and hasattr(type(part), "columns") for part in parts):
+        raise DataError("expected frames with rows, got a lazy one", "data", "collect it: data=frame.collect()")
+    return parts if all(map(is_frame, parts)) else None
 
 
 def as_features(value: Any, where: str) -> Tensor:

@@ -72,7 +72,7 @@ def raw_tables(table: Table) -> dict[str, RawTable]:
         return {name: raw_frame(frame, f"{name} frame") for name, frame in zip(splits, table.frames, strict=True)}
     if table.path is None:
         what, where = "the rows of this table were passed in Python", f'data set "{table.name}"'
-        fix = "use it from Python with data=…, or give a file with the same columns where a command takes one"
+        fix = "use it from Python with data=…; predict, and evaluate with --data FILE, take files with the same columns"
         raise DataError(what, where, fix, python_fix="pass the frames again: data=frame")
     raws = {"train": read_raw(table.path.absolute(), table.delimiter)}
     if table.test_path is not None:

@@ -195,6 +195,8 @@ def test_frames_are_told_from_other_data(make):
     assert len(frames_of((frame, frame))) == 2
     for other in ((frame, frame["label"]), np.zeros((3, 2)), [1, 2], None, "rows.csv"):
         assert frames_of(other) is None
+    with pytest.raises(DataError, match=r"data=frame\.collect\(\)"):
+        frames_of((frame, polars.LazyFrame(cells())))
 
 
 def test_data_and_predictions_import_neither_pandas_nor_polars():
