@@ -34,6 +34,8 @@ class Category:
     def encode(self, values: Array) -> Array:
         """One-hot encode values (N,) to (N, K)."""
         position = {category: index for index, category in enumerate(self.categories)}
+        for category, index in list(position.items()):
+            position.setdefault(_other_notation(category), index)
         found = [(row, position.get(value or MISSING_CATEGORY)) for row, value in enumerate(values)]
         known = [(row, index) for row, index in found if index is not None]
         encoded = np.zeros((len(values), len(self.categories)), dtype=np.float32)
@@ -52,6 +54,13 @@ class Category:
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "kind": "category", "categories": list(self.categories)}
+
+
+def _other_notation(category: str) -> str:
+    """Write an integer as "1" or as "1.0": frames have integers as floating-point numbers where some are missing."""
+    if category.endswith(".0"):
+        return category.removesuffix(".0")
+    return f"{category}.0" if category.removeprefix("-").isdecimal() else category
 
 
 Feature = Number | QuantileNumber | Category

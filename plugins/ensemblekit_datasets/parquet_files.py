@@ -66,6 +66,8 @@ def _table(file: ParquetFile, path: Path) -> RawTable:
     read = _columns(file, declared, path)
     nothing = np.full(file.metadata.num_rows, None, dtype=object)
     by_name = {name: read.get(name, nothing) for name in fields}
+    if any(len(column) != len(nothing) for column in by_name.values()):
+        raise ValueError(f"it declares {len(nothing):,} rows, but has others")
     return RawTable(str(path), by_name, "row", range(file.metadata.num_rows), declared, refused)
 
 
@@ -77,7 +79,7 @@ def _declared(kind: Any) -> Declared | None:
         return "text" if _declared(kind.value_type) else None
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return "number"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if str(kind) in ("string", "large_string", "string_view"):
         return "text"
     return "date" if types.is_temporal(kind) else None
 

@@ -203,3 +203,19 @@ def test_data_and_predictions_import_neither_pandas_nor_polars():
     folders = ("ensemblekit/data", "ensemblekit/inference", "plugins/ensemblekit_datasets")
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         assert not re.search(r"^ *(import|from) (pandas|polars)", path.read_text(), re.MULTILINE), path.name
+
+
+def test_integers_are_the_same_categories_if_a_frame_has_them_as_floating_point_numbers(make):
+    table = of_frames(make({"code": [1, 2, 3, -1] * 10, "label": cells()["label"]}), categorical=("code",))
+    preparation = table.load(0).preparation
+    integers, floats = ({"code": values} for values in ([3, 1, -1], [3.0, 1.0, -1.0]))
+    expected = table.prepare_frame(make(integers), preparation).inputs
+    assert torch.equal(table.prepare_frame(make(floats), preparation).inputs, expected)
+    assert expected.sum() == 3
+
+
+def test_a_column_of_a_frame_can_be_the_weight_of_the_rows(make):
+    weights = [1.0 + i % 3 for i in range(NUM_ROWS)]
+    splits = of_frames(make({**cells(), "weight": weights}), weight="weight").load(0)
+    assert splits.weights.tolist() == [weights[row] for row in splits.indices["train"].tolist()]
+    assert splits.info.input_shape == of_frames(make(cells())).load(0).info.input_shape

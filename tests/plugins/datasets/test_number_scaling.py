@@ -29,7 +29,7 @@ def test_quantile_scaling_is_that_of_scikit_learn():
     values, new = skewed(), np.concatenate([skewed()[:50], [-5.0, 0.0, 0.005, 1e6, np.nan]])
     number = QuantileNumber.fit("x", values)
     assert len(number.quantiles) == 20
-    theirs = QuantileTransformer(n_quantiles=20, output_distribution="normal", subsample=None).fit(values[:, None])
+    theirs = QuantileTransformer(n_quantiles=20, output_distribution="normal").fit(values[:, None])
     np.testing.assert_allclose(number.quantiles, theirs.quantiles_[:, 0], rtol=1e-12)
     for column in (values, new[:-1]):
         np.testing.assert_allclose(number.encode(column), theirs.transform(column[:, None]), atol=1e-5)
