@@ -13,7 +13,7 @@ from ensemblekit_datasets.table_files import Array, Declared, RawTable, check_di
 
 _NUMBERS = (bool, int, float, decimal.Decimal, np.number, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
-_CONTAINERS = (list, tuple, set, dict, bytes, np.ndarray)
+_REFUSED = (list, tuple, set, dict, bytes, np.ndarray, complex, np.complexfloating)
 _MISSING = ("NAType", "NaTType")
 """The names of the types of pandas' marks of missing values."""
 
@@ -59,8 +59,9 @@ def _column(column: Any) -> tuple[Array, Any]:
         return _objects([None if value is None else str(value) for value in values]), "date"
     if _all(present, _NUMBERS):
         return _objects(values), "number"
-    if array.ndim != 1 or any(isinstance(value, (*_CONTAINERS, complex, np.complexfloating)) for value in present):
-        return _objects([]), f"{own_type} ({type(present[0]).__name__})"
+    nested = next((value for value in present if isinstance(value, _REFUSED)), None)
+    if array.ndim != 1 or nested is not None:
+        return _objects([]), own_type if nested is None else f"{own_type} ({type(nested).__name__})"
     texts = [value if value is None or isinstance(value, _NUMBERS) else str(value) for value in values]
     return _objects(texts), "" if any(isinstance(value, _NUMBERS) for value in present) or not present else "text"
 
