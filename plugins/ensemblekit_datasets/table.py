@@ -23,7 +23,7 @@ ANY_NUMBER = 2**31 - 1
 class Table(Dataset):
     """Your table in a CSV, Parquet or NPZ file or in a frame, for classes, labels or real values.
 
-    Numbers are scaled, and a missing number is replaced by the mean or median. Other columns are one-hot encoded, with a
+    Numbers are scaled, and missing ones are replaced by the mean or median. Other columns are one-hot encoded, with a
     category for missing values; a category that the training rows do not have is encoded as zeros. The preparation is
     fitted on the training rows only, without validation and test rows, and saved with the run: predictions for new
     files need no training file. In an NPZ file an array (N,) is a column, and an array `x` of shape (N, K) is the
