@@ -27,6 +27,7 @@ from ensemblekit.core.plugin import Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.fingerprint import Fingerprint, fingerprint
+from ensemblekit.data.folds import train_folds
 from ensemblekit.data.hashing import sha256_of_tensors
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.scaling import TargetScaling, scale_targets
@@ -81,6 +82,9 @@ class Split:
     """How training samples are mixed with others of their batch; None: they are not."""
     importance: Tensor | None = None
     """How much each training sample counts in the objective, float32 (N,), 1 on average; None: all count the same."""
+    folds: Tensor | None = None
+    """The fold of each training sample, int64 (N,): member i is trained without fold i mod `Dataset.folds`. None: all
+    members are trained on all samples."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -95,7 +99,11 @@ class Split:
         inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs
         transform = self.transform and self.transform.to(device)
         importance = None if self.importance is None else self.importance.to(device)
-        return replace(self, inputs=inputs, targets=self.targets.to(device), transform=transform, importance=importance)
+        folds = None if self.folds is None else self.folds.to(device)
+        targets = self.targets.to(device)
+        return replace(
+            self, inputs=inputs, targets=targets, transform=transform, importance=importance, folds=folds
+        )
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Iterate over all samples in their own order, without augmentation: for evaluation."""
@@ -263,6 +271,9 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     importance = train_importance(splits.weights, sources["train"].indices, dataset)
     if importance is not None:
         known_by["train"]["weights_sha256"] = sha256_of_tensors([importance])
+    folds = train_folds(splits.groups, sources["train"], dataset, seed)
+    if folds is not None:
+        known_by["train"]["folds_sha256"] = sha256_of_tensors([folds])
     parts = {
         name: Split(
             source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, indices[name]
@@ -272,7 +283,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     return Data(
         info=replace(splits.info, input_shape=shape),
         classes=classes,
-        train=replace(parts["train"], importance=importance),
+        train=replace(parts["train"], importance=importance, folds=folds),
         validation=parts.get("validation"),
         test=parts["test"],
         fingerprint=known_by,
