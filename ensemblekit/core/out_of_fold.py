@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ensemblekit.core.losses import Loss
-from ensemblekit.core.metrics import Metric, evaluate
+from ensemblekit.core.metrics import Metric, evaluate, metric_group
 
 OUT_OF_FOLD = "out_of_fold"
 """The name of these predictions, among the names of splits."""
@@ -39,15 +39,21 @@ def fold_weights(folds: Tensor, members: Tensor, num_folds: int, partner: Tensor
     return seen * (len(folds) / seen.sum(dim=0).clamp_min(1))
 
 
-def held_out_members(members: Tensor, num_folds: int) -> Tensor:
-    """Return for each fold the positions of the members that are trained without it, (K, rows), filled with -1.
+def held_out_members(members: Tensor, folds: Tensor, num_folds: int) -> tuple[Tensor, Tensor]:
+    """Return for each sample the members that were trained without its fold, -1 in rows that are empty.
 
     Args:
         members: the indices of the members in the spec (M,), in the order of their outputs.
-        num_folds: the number K of folds.
+        folds: the fold of each sample (N,).
+        num_folds: the number of folds.
+
+    Returns:
+        The positions of the members in this order (rows, N), and their indices in the spec (rows, N).
     """
-    positions = [(members % num_folds == fold).nonzero().flatten() for fold in range(num_folds)]
-    return torch.nn.utils.rnn.pad_sequence(positions, batch_first=True, padding_value=NO_MEMBER)
+    by_fold = [(members % num_folds == fold).nonzero().flatten() for fold in range(num_folds)]
+    table = torch.nn.utils.rnn.pad_sequence(by_fold, batch_first=True, padding_value=NO_MEMBER)
+    positions = table[folds].T.contiguous()
+    return positions, torch.where(positions == NO_MEMBER, NO_MEMBER, members[positions.clamp_min(0)])
 
 
 def held_out_outputs(outputs: Tensor, positions: Tensor, passes: int = 1) -> Tensor:
@@ -99,7 +105,8 @@ def out_of_fold_metrics(
     """Compute all metrics of out-of-fold predictions, by names without a prefix.
 
     Those of the ensemble are of the combined predictions. Those of members are of the rows: each is the prediction of
-    all samples in one round of cross-validation. A row that some samples lack is left out of these.
+    all samples in one round of cross-validation. A row that some samples lack is left out of these, and
+    they are left out where there is only one row.
 
     Args:
         outputs: the members' outputs (S · rows, N, C).
@@ -112,4 +119,7 @@ def out_of_fold_metrics(
     """
     complete = (members != NO_MEMBER).all(dim=1)
     rows = outputs.unflatten(0, (-1, len(members)))[:, complete].flatten(0, 1)
-    return evaluate(rows, targets, loss, combined, restore, extra)
+    metrics = evaluate(rows, targets, loss, combined, restore, extra)
+    if len(rows) > 1:
+        return metrics
+    return {name: value for name, value in metrics.items() if metric_group(name) == "ensemble"}

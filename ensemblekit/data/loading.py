@@ -101,9 +101,7 @@ class Split:
         importance = None if self.importance is None else self.importance.to(device)
         folds = None if self.folds is None else self.folds.to(device)
         targets = self.targets.to(device)
-        return replace(
-            self, inputs=inputs, targets=targets, transform=transform, importance=importance, folds=folds
-        )
+        return replace(self, inputs=inputs, targets=targets, transform=transform, importance=importance, folds=folds)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Iterate over all samples in their own order, without augmentation: for evaluation."""

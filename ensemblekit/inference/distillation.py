@@ -85,6 +85,7 @@ def student_spec(
     tables = spec.to_dict()
     tables.pop("sweep", None)
     tables["model"], members = _with_heads(model, count, registry) if uncertainty else (model, 1)
+    tables["data"].pop("folds", None)  # the student learns from the ensemble, which has seen all folds
     # the seed may be overridden; other samples would be held out then
     tables["data"].setdefault("split_seed", spec.seed)
     tables["engine"] |= {"name": "auto", "device": "auto"}

@@ -134,7 +134,8 @@ def _common_spec(runs: Sequence[Run], combiner: Combination | None) -> Spec:
             _check_can_be_pooled(run, chosen)
     methods = common_methods([run.spec.methods for run in runs]) if len(runs) > 1 else first.spec.methods
     groups = tuple(replace(group, loss=None, optimizer=None) for group in first.spec.groups)
-    return replace(first.spec, methods=methods, combiner=chosen, groups=groups, extensions=(), sweep=None)
+    data = first.spec.data.model_copy(update={"folds": None})  # nothing of a choice was trained without a fold
+    return replace(first.spec, data=data, methods=methods, combiner=chosen, groups=groups, extensions=(), sweep=None)
 
 
 def _check_can_be_pooled(run: Run, combiner: Combination | None) -> None:
