@@ -150,7 +150,14 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("changes", [{}, {"training": {**VALUES["training"], "mix": "mixup"}}, {"method": {"name": "swa", "start": 0}}])
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"training": {**VALUES["training"], "mix": "mixup"}},
+    {"method": {"name": "swa", "start": 0}},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
 def test_no_target_has_an_effect_on_the_prediction_of_its_own_sample(tmp_path: Path, changes: dict[str, Any]) -> None:
     source = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(40, 3, generator=source), torch.randn(40, 1, generator=source)
@@ -169,9 +176,9 @@ def test_fitted_members_leave_out_their_fold(tmp_path: Path) -> None:
 
     source = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(40, 3, generator=source), torch.randn(40, 1, generator=source)
-    groups = [{"members": FOLDS, "model": {"name": "sklearn", "estimator": "ridge"}}, {"members": 1, "model": "mlp"}]
+    # an ensemble needs a member that learns by gradients: the fourth one
+    groups = [{"members": FOLDS, "model": {"name": "sklearn", "estimator": "ridge"}}, {"members": 1}]
     spec = {**VALUES, "ensemble": {"groups": groups}, "training": {"epochs": 1}}
-    del spec["model"]
     run = ek.train(spec, tmp_path / "run", False, data=((inputs, targets), (inputs, targets)))
     kept = run.outputs("out_of_fold")
     assert kept.members is not None
