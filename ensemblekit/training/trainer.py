@@ -177,6 +177,11 @@ class Trainer:
         """Raise a `DataError` unless the data is that of the run in the directory."""
         check_same_data(self.directory.environment.get("data"), self.data.fingerprint, self.spec.data.name)
 
+    def check_restorable(self) -> None:
+        """Raise a `RunError` if the last checkpoint cannot be used, or if its tensors are not those of the members."""
+        if not self.directory.has_saved_nothing:
+            self.restore(self.directory.load_checkpoint())
+
     def resume(self) -> None:
         """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again.
 
