@@ -65,7 +65,7 @@ def _fold_problems(spec: Spec) -> Iterable[Problem]:
     path, remove = "data.folds", "remove data.folds"
     if members < folds:
         what = f"{folds} folds for {members} member{'s' * (members != 1)}: some folds would be left out by no member"
-        yield Problem(path, what, f"set ensemble.members to at least {folds}, or data.folds to at most {members}")
+        yield Problem(path, what, f"set ensemble.members to at least {folds}, or lower or remove data.folds")
     for model in {model.key: model for model in spec.member_models}.values():
         if isinstance(model, Family):
             what = f'the members of "{model.name}" share weights, so that each learns from the folds of the others'

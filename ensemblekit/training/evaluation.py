@@ -115,9 +115,9 @@ class Evaluator:
             for batch in split.batches(self.batch_size):
                 self.before_batch()
                 outputs = engine.predict(batch.inputs, Samples("train", batch.index))
+                check_outputs(outputs, "training", len(outputs) // self.passes, self.where)
                 parts.append(held_out_outputs(outputs, positions[:, batch.index], self.passes).float().cpu())
             outputs = torch.cat(parts, dim=1)
-            check_outputs(outputs, "training", len(outputs) // self.passes, self.where)
             index = torch.arange(len(split)) if split.indices is None else split.indices
             more = outputs if self.objective.combines_more else None
             predictions = self.objective.predictions(outputs, self.passes).contiguous()

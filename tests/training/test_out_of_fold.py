@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import ensemblekit as ek
 from ensemblekit.core.errors import SpecError
 from ensemblekit.core.hooks import RunHooks
+from ensemblekit.display.summary import run_summary
 from ensemblekit.members.build import build_member
+from ensemblekit.spec.overview import spec_overview
 
 FOLDS, MEMBERS = 3, 4
 SPEC: dict[str, Any] = {
@@ -236,3 +238,27 @@ def test_runs_without_folds_say_so(tmp_path: Path, run: ek.Run) -> None:
     assert chosen.spec.data.folds is None
     with pytest.raises(ek.UsageError, match="no out-of-fold outputs"):
         chosen.outputs("out_of_fold")
+
+
+def test_the_plan_and_the_summary_show_the_folds(run: ek.Run) -> None:
+    text = "member i is trained without fold i mod 3; 1 or 2 of 4 members predict each training sample out of fold"
+    assert ("  folds", text) in spec_overview(run.spec)
+    summary = run_summary(run.path, run.spec, run.metrics, run.members, {})
+    accuracy = f"accuracy {100 * run.metrics['out_of_fold_accuracy']:.2f} %"
+    assert summary.out_of_fold.startswith(f"out of fold: {accuracy}, loss ")
+
+
+def test_without_validation_data_the_fix_says_why_folds_do_not_help(tmp_path: Path) -> None:
+    run = _train(tmp_path / "run", data={"validation_fraction": 0}, training={"epochs": 1})
+    with pytest.raises(ek.UsageError, match="out-of-fold outputs cannot take its place"):
+        ek.calibrate(run.path)
+
+
+def test_stochastic_passes_are_combined_out_of_fold(tmp_path: Path) -> None:
+    method, model = {"name": "dropout", "passes": 2}, {"dropout": 0.5}
+    run = _train(tmp_path / "run", method=method, model=model, training={"epochs": 1})
+    kept = run.outputs("out_of_fold")
+    assert kept.outputs.shape[:2] == (2 * 2, 60)
+    own = kept.outputs.unflatten(0, (2, 2))[:, 0].mean(dim=0).softmax(dim=-1)  # of samples with one member
+    one = kept.members[1] < 0
+    torch.testing.assert_close(run.out_of_fold_predictions()[one], own[one])
