@@ -21,7 +21,7 @@ from ensemblekit.inference.pooling import check_distinct, read_pool
 from ensemblekit.inference.selecting import Selection, SelectionRequest, select_members, write_selection
 from ensemblekit.inference.selection import Search
 from ensemblekit.inference.students import DistilledRun, distilled
-from ensemblekit.members.python_model import NetworkLike, model_table
+from ensemblekit.members.python_model import NetworkLike, is_network, model_table
 from ensemblekit.members.python_specs import PluginLike, registry_of
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.spec.reader import build_plugin
@@ -170,6 +170,7 @@ def distil(
     data: Any = None,
     plugins: Iterable[PluginLike] = (),
     progress: bool | Progress = True,
+    teacher_model: NetworkLike | None = None,
 ) -> DistilledRun:
     """Train one network to predict what the ensemble of a run predicts, as an ordinary run.
 
@@ -189,6 +190,8 @@ def distil(
         data: the same data as for `train`, if the run was started with data from Python.
         plugins: as for `train`. Plugins of the run itself must be installed.
         progress: as for `train`.
+        teacher_model: the model of the run, if it was started with a model from Python. The new run can then not be
+            resumed if it is interrupted: distil again.
 
     Returns:
         The new run; `teacher` is the run of the ensemble, and `comparison` has the figures of both.
@@ -201,8 +204,13 @@ def distil(
         PluginError: a plugin of the run is not installed.
     """
     registry = registry_of(plugins, model)
-    teacher = read(RunDirectory.open(path), registry)
+    # not with the student's network: it would be taken for that of the run, which has the same name in specs
+    own_model = model if teacher_model is None and not is_network(model) else teacher_model
+    with distillation.needs_teacher_model(path):
+        teacher = read(RunDirectory.open(path), registry_of(plugins, own_model))
     distillation.check_teacher(teacher)
+    if teacher_model is not None:
+        registry = distillation.with_teacher_model(registry, teacher_model)
     changes = dict(overrides or {}) | ({} if epochs is None else {"training.epochs": epochs})
     given = {"temperature": temperature, "share": None if labels_share is None else 1 - labels_share}
     method = {key: value for key, value in given.items() if value is not None}

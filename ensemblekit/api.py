@@ -230,7 +230,8 @@ def evaluate_run(
         progress: called with the number of corruptions that were evaluated and the number of all.
 
     Returns:
-        The metrics by name; `combiner` and `calibration` of the dictionary name what they are for.
+        The metrics by name; `combiner` and `calibration` of the dictionary name what they are for. On the run's own
+        data also those of its out-of-fold predictions, if it has folds; they are never calibrated.
 
     Raises:
         DataError: the data cannot be read or does not fit.
@@ -256,6 +257,8 @@ def evaluate_run(
             return found
     loaded = evaluation.evaluation_data(ensemble, Path(path), data, registry)
     evaluated = evaluation.evaluate_on(ensemble, loaded, per_class, other)
+    if data is None:
+        evaluated |= evaluation.recorded_out_of_fold(RunDirectory.open(path))
     if corrupt:
         evaluated |= corruption.evaluate_corrupted(ensemble, loaded, corrupt, severities, progress)
     evaluated |= {name: value for name, value in found.items() if name not in evaluated}

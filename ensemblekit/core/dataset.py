@@ -72,8 +72,8 @@ class Splits:
     """How much each training sample counts in the objective, at least 0, floating (N,); only ratios matter, since they
     are divided by their mean. None: all count the same."""
     groups: Tensor | None = None
-    """The number of the group that each training sample belongs to, int64 (N,): samples of one group are never divided
-    between training and validation. None: each sample is on its own."""
+    """Group number of each training sample, int64 (N,), in the order of `train`: samples of a group are never divided
+    between splits or folds. None: samples have no groups."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,12 @@ class Dataset(Plugin):
 
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="share of the training samples held out for validation, if there is no such split"
+    )
+    folds: int | None = Field(
+        None,
+        ge=2,
+        description="divide the training samples into so many folds: member i is trained without fold i mod folds, and "
+        "predictions of members for samples that they have not seen are kept",
     )
     limit_train: int | None = Field(
         None, ge=1, description="number of training samples to use, stratified; validation samples are not limited"

@@ -155,6 +155,10 @@ class Registry:
         added = list(plugins)
         return Registry([*self, *added]) if added else self
 
+    def with_replaced(self, plugin: PluginInfo) -> Registry:
+        """Return a registry that has a plugin in place of the one of the same kind and name."""
+        return Registry([*(info for info in self if (info.kind, info.name) != (plugin.kind, plugin.name)), plugin])
+
     def name_of(self, plugin_class: type[Plugin]) -> str | None:
         """Return the name under which a class is registered; None if it is not."""
         target = f"{plugin_class.__module__}:{plugin_class.__qualname__}"
@@ -205,6 +209,7 @@ def _how_to_provide(package: str) -> tuple[str, str]:
     if package.endswith(".py"):
         return f"add --plugin {package}", f'pass the file: plugins=["{package}"]'
     if _is_argument(package):
+        package = package.replace("<lambda>", "lambda: …")  # which has no name
         in_file = "put the class in a file and add --plugin FILE, or " if package.startswith("plugins=") else ""
         return f"{in_file}use the run from Python: ensemblekit.load(RUN, {package})", f"pass it again: {package}"
     return f"pip install {package}", f"pip install {package}"

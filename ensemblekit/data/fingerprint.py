@@ -24,6 +24,7 @@ _LABELS = {
     "targets_sha256": "the targets",
     "inputs_sha256": "the inputs",
     "weights_sha256": "the sample weights",
+    "folds_sha256": "the folds",
 }
 
 

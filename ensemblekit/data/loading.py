@@ -27,6 +27,7 @@ from ensemblekit.core.plugin import Task
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.fingerprint import Fingerprint, fingerprint
+from ensemblekit.data.folds import train_folds
 from ensemblekit.data.grouping import check_groups
 from ensemblekit.data.hashing import sha256_of_tensors
 from ensemblekit.data.image_dataset import ImageDataset
@@ -84,6 +85,9 @@ class Split:
     """How much each training sample counts in the objective, float32 (N,), 1 on average; None: all count the same."""
     groups: Tensor | None = None
     """The number of each training sample's group, int64 (N,), on the CPU; see `Splits.groups`."""
+    folds: Tensor | None = None
+    """The fold of each training sample, int64 (N,): member i is trained without fold i mod `Dataset.folds`. None: all
+    members are trained on all samples."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -98,7 +102,9 @@ class Split:
         inputs = self.inputs.to(device) if isinstance(self.inputs, Tensor) else self.inputs
         transform = self.transform and self.transform.to(device)
         importance = None if self.importance is None else self.importance.to(device)
-        return replace(self, inputs=inputs, targets=self.targets.to(device), transform=transform, importance=importance)
+        folds = None if self.folds is None else self.folds.to(device)
+        targets = self.targets.to(device)
+        return replace(self, inputs=inputs, targets=targets, transform=transform, importance=importance, folds=folds)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Iterate over all samples in their own order, without augmentation: for evaluation."""
@@ -267,6 +273,9 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     if importance is not None:
         known_by["train"]["weights_sha256"] = sha256_of_tensors([importance])
     groups = None if splits.groups is None else splits.groups[sources["train"].indices]
+    folds = train_folds(splits.groups, sources["train"], dataset, seed)
+    if folds is not None:
+        known_by["train"]["folds_sha256"] = sha256_of_tensors([folds])
     parts = {
         name: Split(
             source.inputs if isinstance(source, TensorSource) else source, targets[name], transform, indices[name]
@@ -276,7 +285,7 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     return Data(
         info=replace(splits.info, input_shape=shape),
         classes=classes,
-        train=replace(parts["train"], importance=importance, groups=groups),
+        train=replace(parts["train"], importance=importance, groups=groups, folds=folds),
         validation=parts.get("validation"),
         test=parts["test"],
         fingerprint=known_by,

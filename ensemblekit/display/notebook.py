@@ -96,7 +96,8 @@ class NotebookProgress(Progress):
         if status == "finished" and self.spec is not None:
             summary = run_summary(self.path, self.spec, metrics, members, seconds)
             members_table = html_table(summary.rows[:-1], summary.columns)
-            lines = [line for line in (summary.gain, summary.decomposition, summary.time) if line]
+            texts = (summary.gain, summary.decomposition, summary.out_of_fold, summary.time)
+            lines = [line for line in texts if line]
             self.summary = [
                 html_table(summary.rows[-1:], summary.columns),
                 f"<details><summary>members</summary>{members_table}</details>",

@@ -84,7 +84,7 @@ class PlainProgress(Progress):
         self.printer.table(summary.columns, summary.rows)
         self.printer.text()
         place = f"the run is in {summary.path}"
-        for line in (summary.gain, summary.decomposition, summary.time, place, self.repeat):
+        for line in (summary.gain, summary.decomposition, summary.out_of_fold, summary.time, place, self.repeat):
             if line:
                 self.printer.text(line)
         self.printer.text()

@@ -13,6 +13,7 @@ from ensemblekit.core.hooks import DEFAULTS
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import Metric, evaluate
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.out_of_fold import combine_held_out, out_of_fold_metrics
 from ensemblekit.core.plugin import Combination
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.inference.calibration import LEAST_LOG, Calibration, scaled
@@ -133,10 +134,27 @@ class Combiner:
         return torch.cat([first, networks[:, self.num_members :]], dim=1).flatten(0, 1)
 
     def combine_kept(self, kept: KeptOutputs) -> Tensor:
-        """Combine kept outputs, in the original units in regression, to the ensemble's outputs as it learnt them."""
+        """Combine kept outputs, in the original units in regression, to the ensemble's outputs as it learnt them.
+
+        Out-of-fold outputs are combined without what was fitted for all members: weights, calibration.
+        """
+        if kept.members is not None:
+            return self._combine_held_out(kept, kept.members)
         if kept.networks is None:
             return self.combine_learned(self.learned(kept.outputs))
         return self.combine_networks(kept.networks, len(kept.outputs) // self.num_members)
+
+    def _combine_held_out(self, kept: KeptOutputs, members: Tensor) -> Tensor:
+        passes = len(kept.outputs) // len(members)
+        outputs = self.learned(kept.outputs) if kept.networks is None else kept.networks
+        return combine_held_out(
+            outputs, members, lambda some, indices: self.objective.predict(some, None, passes, indices), passes
+        )
+
+    def predictions(self, kept: KeptOutputs) -> Tensor:
+        """Compute the ensemble's probabilities (N, K), or values (N, C) in the original units, from kept outputs."""
+        combined = self.combine_kept(kept)
+        return self.restored(combined) if self.loss.takes == "values" else self.loss.probabilities(combined)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Compute the ensemble's class probabilities (N, K) from the members' outputs (M, N, C)."""
@@ -151,6 +169,8 @@ class Combiner:
         outputs, targets = self.learned(kept.outputs), self.learned_targets(kept.targets)
         restore = None if self.target_scaling is None else self.target_scaling.restore
         combined = self.combine_kept(kept)
+        if kept.members is not None:
+            return out_of_fold_metrics(outputs, combined, kept.members, targets, self.loss, restore, self.extra_metrics)
         metrics = evaluate(outputs, targets, self.loss, combined, restore, self.extra_metrics)
         coverage = measure_coverage(self, outputs, combined, targets)
         return metrics if coverage is None else metrics | coverage.metrics()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ensemblekit.core.errors import RunError, UsageError
+from ensemblekit.core.errors import PluginError, RunError, UsageError
 from ensemblekit.core.plugin import Family, Model
-from ensemblekit.core.registry import Registry
+from ensemblekit.core.registry import Registry, class_info
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.inference.ensemble import Ensemble
+from ensemblekit.members.python_model import NAME, NetworkLike
 from ensemblekit.members.python_specs import with_data
 from ensemblekit.runs.run import Run
 from ensemblekit.spec.reader import build_plugin, load_spec
@@ -20,6 +23,35 @@ from ensemblekit.spec.sections import Spec
 
 METHOD, FROZEN, TRUNK = "distillation", "frozen", "multi_head"
 """The plugins that a spec of distillation names, by which everyone could write it."""
+
+
+@contextmanager
+def needs_teacher_model(path: str | Path) -> Iterator[None]:
+    """Say in errors within it how to pass the model of a run that was started with a model from Python."""
+    try:
+        yield
+    except PluginError as error:
+        if error.plugin != NAME:
+            raise
+        fix = "distil it from Python: ensemblekit.distil(RUN, teacher_model=…)"
+        python_fix = "pass the model of the run too: teacher_model=…"
+        raise PluginError(error.what, str(path), fix, plugin=NAME, python_fix=python_fix) from None
+
+
+def with_teacher_model(registry: Registry, model: NetworkLike) -> Registry:
+    """Return a registry whose plugin for networks of another run knows the model that run was started with in Python.
+
+    Args:
+        registry: the plugins.
+        model: that model, as for `ensemblekit.load`.
+    """
+    frozen = registry.get(Model.kind, FROZEN).load()
+    content = {
+        "network": staticmethod(model) if callable(model) and not isinstance(model, type) else model,
+        "__module__": frozen.__module__,
+    }
+    bound = type(frozen.__name__, (frozen,), {**content, "__doc__": frozen.__doc__})
+    return registry.with_replaced(class_info(bound, FROZEN, "teacher_model"))
 
 
 def check_teacher(teacher: Run) -> None:
@@ -85,6 +117,7 @@ def student_spec(
     tables = spec.to_dict()
     tables.pop("sweep", None)
     tables["model"], members = _with_heads(model, count, registry) if uncertainty else (model, 1)
+    tables["data"].pop("folds", None)  # the student learns from the ensemble, which has seen all folds
     # the seed may be overridden; other samples would be held out then
     tables["data"].setdefault("split_seed", spec.seed)
     tables["engine"] |= {"name": "auto", "device": "auto"}

@@ -15,6 +15,7 @@ from ensemblekit.core.errors import DataError, UsageError
 from ensemblekit.core.label_metrics import predicted_labels
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.metrics import evaluate, flat_metrics
+from ensemblekit.core.out_of_fold import OUT_OF_FOLD
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.tasks import task_of
 from ensemblekit.data.arrays import frames_of
@@ -151,7 +152,15 @@ def evaluate_kept(loader: RunLoader, combiner: Combiner, per_class: bool = False
         raise UsageError(what, str(loader.directory.path), "train with this combiner: ensemble.combiner")
     outputs, targets = combiner.learned(kept.outputs), combiner.learned_targets(kept.targets)
     metrics = _metrics(combiner, outputs, combiner.combine_kept(kept), targets, loader.classes, per_class)
+    if read_spec(loader.directory, loader.registry).data.folds is not None:
+        metrics |= flat_metrics(combiner.metrics(loader.outputs(OUT_OF_FOLD)), OUT_OF_FOLD)
     return Evaluation(metrics, len(kept), read_spec(loader.directory, loader.registry).data.name, combiner)
+
+
+def recorded_out_of_fold(directory: RunDirectory) -> dict[str, float]:
+    """Return the metrics of a run's out-of-fold predictions, as its result has them; empty if it has no folds."""
+    metrics = (directory.read_result() or {}).get("metrics", {})
+    return {name: value for name, value in metrics.items() if name.startswith(f"{OUT_OF_FOLD}_")}
 
 
 def _metrics(

@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import EnsemblekitError, RunError, UsageError, choices
+from ensemblekit.core.out_of_fold import OUT_OF_FOLD, held_out_members, held_out_outputs
 from ensemblekit.core.plugin import Method
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.in_memory import python_dataset
-from ensemblekit.data.loading import Data, load_data
+from ensemblekit.data.loading import Data, Split, load_data
 from ensemblekit.data.scaling import TargetScaling
 from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.ensemble import Ensemble
@@ -31,7 +33,7 @@ from ensemblekit.runs.outputs import KeptOutputs, is_too_large
 from ensemblekit.runs.run import read_spec
 from ensemblekit.spec.sections import Spec
 
-SPLITS = ("test", "validation")
+SPLITS = ("test", "validation", OUT_OF_FOLD)
 
 
 class RunLoader:
@@ -55,10 +57,22 @@ class RunLoader:
             raise UsageError(f'no outputs are kept for "{split}"', "split", choices(split, SPLITS))
         self._check_finished()
         kept = self._computed or self.directory.read_outputs() or self._compute(data)
+        has_folds = read_spec(self.directory, self.registry).data.folds is not None
+        if split == OUT_OF_FOLD and split not in kept and has_folds:  # they were too large to keep
+            kept = self._compute(data)
         if split not in kept:
-            fix = "train with data.validation_fraction of more than 0"
-            raise UsageError(f"the run has no {split} data", str(self.directory.path), fix)
+            raise self._no_outputs(split, has_folds)
         return self._restored(kept[split])
+
+    def _no_outputs(self, split: str, has_folds: bool) -> UsageError:
+        path = str(self.directory.path)
+        if split == OUT_OF_FOLD:
+            what = "the run has no out-of-fold outputs: every member was trained on all training samples"
+            return UsageError(what, path, "train with data.folds")
+        fix = "train with data.validation_fraction of more than 0"
+        if has_folds:  # they are predictions of some members, whose errors are not those of all
+            fix += "; out-of-fold outputs cannot take its place, since they are those of some members and not of all"
+        return UsageError(f"the run has no {split} data", path, fix)
 
     @property
     def info(self) -> DataInfo:
@@ -154,23 +168,48 @@ class RunLoader:
 
 
 def compute_outputs(ensemble: Ensemble, data: Data) -> dict[str, KeptOutputs]:
-    """Compute the outputs of an ensemble's members on test and validation data, as they learnt them.
+    """Compute the outputs of an ensemble's members on test and validation data, and out of fold, as they learnt them.
 
     Raises:
         NumericError: an output is not finite.
     """
     kept = {}
     splits = {"test": data.test} | ({} if data.validation is None else {"validation": data.validation})
+    if data.train.folds is not None:
+        splits[OUT_OF_FOLD] = data.train
     for name, split in splits.items():
-        batches = split.to(ensemble.device).batches(ensemble.spec.training.batch_size)
-        with torch.no_grad():
-            networks = torch.cat([ensemble.network_outputs(batch.inputs).cpu() for batch in batches], dim=1).float()
+        positions = members = None
+        if name == OUT_OF_FOLD:
+            positions, members = _held_out(ensemble, split)
+        networks = _network_outputs(ensemble, split, positions)
         outputs = ensemble.predictions_of(networks)
         check_finite(outputs, lambda index, name=name: f"sample {index} of the {name} data")  # type: ignore[misc]
         index = torch.arange(len(split)) if split.indices is None else split.indices
         more = networks if ensemble.combiner.objective.combines_more else None
-        kept[name] = KeptOutputs(outputs.contiguous(), split.targets, index, more)
+        kept[name] = KeptOutputs(outputs.contiguous(), split.targets, index, more, members)
     return kept
+
+
+def _held_out(ensemble: Ensemble, train: Split) -> tuple[Tensor, Tensor]:
+    """Return the positions and the indices of the members that were trained without a sample's fold, (rows, N)."""
+    num_folds, combiner = ensemble.spec.data.folds, ensemble.combiner
+    assert num_folds is not None
+    assert train.folds is not None
+    indices = torch.tensor(combiner.indices or range(combiner.num_members))
+    return held_out_members(indices, train.folds.cpu(), num_folds)
+
+
+def _network_outputs(ensemble: Ensemble, split: Split, positions: Tensor | None) -> Tensor:
+    """Compute the outputs (S · R, N, W) of all networks for a split, or of the networks at some positions (R, N)."""
+    parts = []
+    with torch.no_grad():
+        for batch in split.to(ensemble.device).batches(ensemble.spec.training.batch_size):
+            outputs = ensemble.network_outputs(batch.inputs).cpu()
+            if positions is not None:
+                passes = len(outputs) // ensemble.combiner.num_members
+                outputs = held_out_outputs(outputs, positions[:, batch.index.cpu()], passes)
+            parts.append(outputs)
+    return torch.cat(parts, dim=1).float()
 
 
 def _load_data(spec: Spec, data: Any) -> Data:

@@ -19,6 +19,7 @@ from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.metadata import saved_info
 from ensemblekit.inference.outputs import check_finite
 from ensemblekit.members.layout import run_objective
+from ensemblekit.members.python_model import PythonModel
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.outputs import KeptOutputs
@@ -127,6 +128,9 @@ def _common_spec(runs: Sequence[Run], combiner: Combination | None) -> Spec:
             raise _different("the losses", run, first, "choose from runs that were trained with the same loss")
         if run.spec.engine.precision != first.spec.engine.precision:
             raise _different("engine.precision", run, first, "choose from runs of the same precision")
+        if len(names := _python_models(run) | _python_models(first)) > 1:
+            what = f"the models that were passed in Python ({', '.join(sorted(names))})"
+            raise _different(what, run, first, "choose from runs of one such model, or make plugins of them")
         if combiner is None and _key(run.spec.combiner) != _key(first.spec.combiner):
             raise _different("the combiners", run, first, "choose how members are combined: --combiner mean")
     chosen = combiner or first.spec.combiner
@@ -135,7 +139,13 @@ def _common_spec(runs: Sequence[Run], combiner: Combination | None) -> Spec:
             _check_can_be_pooled(run, chosen)
     methods = common_methods([run.spec.methods for run in runs]) if len(runs) > 1 else first.spec.methods
     groups = tuple(replace(group, loss=None, optimizer=None) for group in first.spec.groups)
-    return replace(first.spec, methods=methods, combiner=chosen, groups=groups, extensions=(), sweep=None)
+    data = first.spec.data.model_copy(update={"folds": None})  # nothing of a choice was trained without a fold
+    return replace(first.spec, data=data, methods=methods, combiner=chosen, groups=groups, extensions=(), sweep=None)
+
+
+def _python_models(run: Run) -> set[str]:
+    """Return the names of the classes or functions that a run was started with; only one can be passed to load it."""
+    return {model.factory for model in run.spec.member_models if isinstance(model, PythonModel)}
 
 
 def _check_can_be_pooled(run: Run, combiner: Combination | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
@@ -65,7 +66,9 @@ def python_model(factory: Callable[..., Any]) -> type[PythonModel]:
 
 
 def factory_name(factory: Any) -> str:
-    """Return the name of a class or function as its source has it."""
+    """Return the name of a class or function as its source has it; of a `functools.partial`, that of what it calls."""
+    while isinstance(factory, partial):
+        factory = factory.func
     name = getattr(factory, "__qualname__", type(factory).__qualname__)
     return str(name).rpartition("<locals>.")[2]
 
@@ -95,12 +98,16 @@ def _restored(factory: Callable[..., Any], name: str) -> PythonModel:
     return python_model(factory)(factory=name)
 
 
+def is_network(model: NetworkLike) -> bool:
+    """Return whether this is a network class or a function that builds networks, and not a model plugin."""
+    return not isinstance(model, str | Mapping) and _plugin_class(model) is None
+
+
 def with_model(registry: Registry, model: NetworkLike) -> Registry:
     """Return a registry that also has a model passed in Python."""
     if isinstance(model, str | Mapping):
         return registry
-    plugin_class = _plugin_class(model)
-    if plugin_class is not None:
+    if (plugin_class := _plugin_class(model)) is not None:
         return registry.with_classes([plugin_class, *_inner_classes(model)])
     assert not isinstance(model, Model)
     return registry.with_plugins([class_info(python_model(model), NAME, f"model={factory_name(model)}")])

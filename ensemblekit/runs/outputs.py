@@ -1,4 +1,7 @@
-"""The kept outputs of a run: what every member answered on the validation and the test data, in outputs.safetensors."""
+"""The kept outputs of a run: what every member answered on validation and test data, in outputs.safetensors.
+
+Of a run with folds also what members answered on the training samples that they have not seen.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,10 @@ class KeptOutputs:
     that was limited keeps the numbers of all its samples."""
     networks: Tensor | None = None
     """All outputs (R, N, W) of the networks that predict, if the combination needs more than the members' outputs."""
+    members: Tensor | None = None
+    """Of out-of-fold outputs: the member that gave each, int64 (R, N), since of the M members only those that have not
+    seen a sample answer it. Outputs are then (R, N, C), (S · R, N, C) of S passes. A sample that has one member less
+    than others has -1 in the last row, and outputs of 0. None: all members answer all samples."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -102,12 +109,16 @@ def read_outputs(path: Path, sha256: str) -> dict[str, KeptOutputs]:
 
 def _kept(split: str, tensors: Mapping[str, Tensor]) -> KeptOutputs:
     outputs, targets, index = (tensors[f"{split}.{name}"] for name in ("outputs", "targets", "index"))
-    return KeptOutputs(outputs, targets, index, tensors.get(f"{split}.networks"))
+    return KeptOutputs(outputs, targets, index, *(tensors.get(f"{split}.{name}") for name in ("networks", "members")))
 
 
 def _check_shapes(split: str, kept: KeptOutputs, file: Path) -> None:
     num_samples = len(kept.targets)
     whole = kept.index.dtype == torch.int64 and kept.index.shape == (num_samples,)
+    if kept.members is not None:
+        rows = kept.members.shape[:1] if kept.members.ndim == 2 else (0,)
+        whole &= kept.members.dtype == torch.int64 and kept.members.shape == (*rows, num_samples) and rows[0] > 0
+        whole &= rows[0] > 0 and len(kept.outputs) % rows[0] == 0
     outputs = [tensor for tensor in (kept.outputs, kept.networks) if tensor is not None]
     if not whole or any(tensor.ndim != 3 or tensor.shape[1] != num_samples for tensor in outputs):
         names = ("outputs", "targets", "index")

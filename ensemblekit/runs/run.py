@@ -17,6 +17,8 @@ from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import TRAINING_KINDS, Spec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ensemblekit.inference.combining import Combiner
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.runs.outputs import KeptOutputs
@@ -45,7 +47,8 @@ class Run:
     status: str
     """"finished", "running", "interrupted" or "failed"."""
     metrics: dict[str, Any]
-    """The final metrics on the test data, such as `test_accuracy`; empty unless the run has finished."""
+    """The final metrics on the test data, such as `test_accuracy`, and of a run with folds those of its out-of-fold
+    predictions, such as `out_of_fold_accuracy`; empty unless the run has finished."""
     members: list[dict[str, Any]]
     """The final metrics of each member; empty unless the run has finished."""
     history: list[dict[str, Any]]
@@ -89,16 +92,32 @@ class Run:
         them if its directory can be written to.
 
         Args:
-            split: "test" or "validation".
+            split: "test", "validation", or "out_of_fold" of a run with `data.folds`: what members answered on the
+                training samples that they have not seen, (R, N, C), with the index of the member that gave each.
             data: the same data as for `train`, if the run was started with data from Python and has kept no outputs.
 
         Raises:
             RunError: the run has not finished, or the file is damaged.
-            UsageError: the run has no validation data.
+            UsageError: the run has no validation data, or no folds.
             DataError: the outputs have to be computed, and the data is not there or not the same any more.
         """
         assert self.loader is not None
         return self.loader.outputs(split, data)
+
+    def out_of_fold_predictions(self, data: Any = None) -> Tensor:
+        """Return the prediction for each training sample by the members that were not trained on it.
+
+        Args:
+            data: as for `outputs`.
+
+        Returns:
+            Probabilities (N, classes), or real values (N, C) in the original units. Sample n is the one with the number
+            ``run.outputs("out_of_fold").index[n]`` in its data set.
+
+        Raises:
+            UsageError: the run has no folds.
+        """
+        return self.combiner().predictions(self.outputs("out_of_fold", data))
 
     def combiner(self) -> Combiner:
         """Return how the members' outputs are combined, without building a network.

@@ -8,7 +8,8 @@ from typing import Any
 from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import PluginError, Problem, SpecError
 from ensemblekit.core.metrics import METRIC_GROUPS
-from ensemblekit.core.plugin import Model, Plugin
+from ensemblekit.core.objective import Objective
+from ensemblekit.core.plugin import Family, Model, Plugin
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.spec.sections import Spec
 
@@ -21,7 +22,7 @@ def spec_problems(spec: Spec, in_memory: bool = False) -> list[Problem]:
         in_memory: whether data is passed in Python, so that the data set needs no files.
     """
     problems = [] if in_memory else [problem.under("data") for problem in _call(spec.data, "check_source")]
-    problems += [*_combiner_problems(spec), *_metric_problems(spec)]
+    problems += [*_combiner_problems(spec), *_metric_problems(spec), *_fold_problems(spec)]
     problems += [*_collect(spec, "check_spec", spec), *_never_fitted(spec)]
     return problems if spec.data.info is None else problems + data_problems(spec, spec.data.info)
 
@@ -60,6 +61,31 @@ def _combiner_problems(spec: Spec) -> Iterable[Problem]:
         if {"combine", "fit_combiner"} & set(implemented_hooks(type(method))):
             what = f'"{name}" combines the members\' outputs, but so does the method "{method.name}"'
             yield Problem("ensemble.combiner", what, "remove the combiner, or use another method")
+
+
+def _fold_problems(spec: Spec) -> Iterable[Problem]:
+    """Yield the reasons why members cannot each be trained without a fold of the data."""
+    folds, members = spec.data.folds, spec.ensemble.members
+    if folds is None:
+        return
+    path, remove = "data.folds", "remove data.folds"
+    if members < folds:
+        what = f"{folds} folds for {members} member{'s' * (members != 1)}: some folds would be left out by no member"
+        yield Problem(path, what, f"set ensemble.members to at least {folds}, or lower or remove data.folds")
+    for model in {model.key: model for model in spec.member_models}.values():
+        if isinstance(model, Family):
+            what = f'the members of "{model.name}" share weights, so that each learns from the folds of the others'
+            yield Problem(path, what, f"{remove}, or use a model whose members are networks of their own")
+        elif model.knows_outputs:
+            what = f'members of "{model.name}" are not trained here: they may have seen their fold'
+            yield Problem(path, what, f"{remove}, or use a model that is trained")
+    for group in spec.auxiliary_groups:
+        what = f'the auxiliary group "{group.name}" sees all folds, and members learn from it'
+        yield Problem(path, what, f"{remove}, or the group")
+    for method in spec.methods:
+        if not Objective([method], spec.loss).separable:
+            what = f'"{method.name}" lets members learn from the outputs of others, which have seen their fold'
+            yield Problem(path, what, f'{remove}, or use a method such as "independent" or "bagging"')
 
 
 def _metric_problems(spec: Spec) -> Iterable[Problem]:

@@ -72,11 +72,11 @@ def _missing_classes_text(missing: list[int], data: Data) -> str:
 def check_methods(spec: Spec, objective: Objective, batch: Batch) -> None:
     """Raise a `UsageError` if something that a method says would be ignored."""
     if not batch.targets.is_meta:
-        outputs = _random_outputs(objective, spec.ensemble.members, batch.targets)
+        outputs = random_outputs(objective, spec.ensemble.members, batch.targets)
         check_composition(objective, outputs, batch.targets, spec.training.epochs)
 
 
-def _random_outputs(objective: Objective, num_members: int, targets: Tensor) -> Tensor:
+def random_outputs(objective: Objective, num_members: int, targets: Tensor) -> Tensor:
     """Return random outputs (R, B, W) of all networks, for a trial of the hooks."""
     layout = objective.layout
     assert layout is not None
@@ -92,7 +92,7 @@ def check_weights_count(objective: Objective, batch: Batch, weights: Tensor | No
     """
     if weights is None or weights.is_meta:
         return
-    outputs = _random_outputs(objective, weights.shape[1], batch.targets)
+    outputs = random_outputs(objective, weights.shape[1], batch.targets)
     variable = weights.detach().float().requires_grad_()
     for progress in PROGRESS:
         value = objective(outputs, batch.targets, variable, moment=Moment(progress=progress))

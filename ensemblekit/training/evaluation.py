@@ -13,6 +13,13 @@ from torch import Tensor
 from ensemblekit.core.errors import NumericError
 from ensemblekit.core.metrics import evaluate, flat_metrics, member_metrics
 from ensemblekit.core.objective import Objective
+from ensemblekit.core.out_of_fold import (
+    OUT_OF_FOLD,
+    combine_held_out,
+    held_out_members,
+    held_out_outputs,
+    out_of_fold_metrics,
+)
 from ensemblekit.data.loading import Data
 from ensemblekit.engines.base import Engine
 from ensemblekit.engines.part import Samples
@@ -38,11 +45,13 @@ class Evaluator:
         self.splits = {"test": data.test}
         if data.validation is not None:
             self.splits["validation"] = data.validation
+        self.train, self.num_folds = data.train, spec.data.folds
         self.objective, self.engine, self.restore = objective, engine, data.restore_targets
         self.passes, self.extra_metrics = objective.hooks.passes(spec.ensemble.members) or 1, spec.known_metrics
         self.batch_size = max(spec.training.batch_size, EVALUATION_BYTES // (4 * math.prod(data.info.input_shape)))
         self.predictions: dict[str, Tensor] = {}
         """The members' outputs for a split, by its name."""
+        self._held_out: KeptOutputs | None = None
         self.seconds: dict[str, float] = {}
         """Seconds that these took."""
         self.fitted: Tensor | None = None
@@ -55,6 +64,7 @@ class Evaluator:
     def forget(self) -> None:
         """Compute the outputs anew: the members have learned."""
         self.predictions.clear()
+        self._held_out = None
 
     def all_metrics(self) -> dict[str, float]:
         """Return the metrics on validation and test data."""
@@ -88,9 +98,46 @@ class Evaluator:
         if self.objective.final_hooks.fits_combiner:
             self.fit_combiner()
         metrics = {split: self.metrics(split) for split in self.splits}
+        if (kept := self.out_of_fold()) is not None:
+            metrics[OUT_OF_FOLD] = self._out_of_fold_metrics(kept)
         for split, values in metrics.items():
-            check_metrics(values, f"on the {split} data", self.where)
+            check_metrics(values, f"on the {split.replace('_', ' ')} data", self.where)
         return metrics
+
+    def out_of_fold(self) -> KeptOutputs | None:
+        """Return what members answer on the training samples that they have not seen; None without folds."""
+        if self.train.folds is None or self.num_folds is None:
+            return None
+        if self._held_out is None:
+            engine, split = self.engine(), self.train
+            positions, members = held_out_members(engine.predicted, self.train.folds, self.num_folds)
+            parts = []
+            for batch in split.batches(self.batch_size):
+                self.before_batch()
+                outputs = engine.predict(batch.inputs, Samples("train", batch.index))
+                check_outputs(outputs, "training", len(outputs) // self.passes, self.where)
+                parts.append(held_out_outputs(outputs, positions[:, batch.index], self.passes).float().cpu())
+            outputs = torch.cat(parts, dim=1)
+            index = torch.arange(len(split)) if split.indices is None else split.indices
+            more = outputs if self.objective.combines_more else None
+            predictions = self.objective.predictions(outputs, self.passes).contiguous()
+            self._held_out = KeptOutputs(predictions, split.targets.cpu(), index, more, members.cpu())
+        return self._held_out
+
+    def _out_of_fold_metrics(self, kept: KeptOutputs) -> dict[str, float]:
+        assert kept.members is not None
+        outputs = kept.outputs if kept.networks is None else kept.networks
+        # parameters of a combination that were fitted for all members have no meaning for some of them
+        combined = combine_held_out(
+            outputs,
+            kept.members,
+            lambda some, members: self.objective.predict(some, None, self.passes, members),
+            self.passes,
+        )
+        found = out_of_fold_metrics(
+            kept.outputs, combined, kept.members, kept.targets, self.objective.loss, self.restore, self.extra_metrics
+        )
+        return flat_metrics(found, OUT_OF_FOLD)
 
     def member_metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of each member, or of each pass of each network, on the test data.
@@ -114,7 +161,8 @@ class Evaluator:
             more = outputs if self.objective.combines_more else None
             predictions = self.objective.predictions(outputs, self.passes).contiguous()
             kept[name] = KeptOutputs(predictions, split.targets.cpu(), index, more)
-        return kept
+        held_out = self.out_of_fold()
+        return kept if held_out is None else kept | {OUT_OF_FOLD: held_out}
 
     @property
     def milliseconds_per_1000(self) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ensemblekit.core.out_of_fold import OUT_OF_FOLD
 from ensemblekit.data.loading import Data
 from ensemblekit.members.state import MemberState
 from ensemblekit.runs.directory import RunDirectory
@@ -70,7 +71,7 @@ def result(
         stopped_early: whether training stopped before the last epoch of the spec.
     """
     return {
-        "metrics": metrics["test"],
+        "metrics": {**metrics["test"], **metrics.get(OUT_OF_FOLD, {})},
         "validation_metrics": metrics.get("validation", {}),
         "members": members,
         "epochs": len(history),
@@ -82,6 +83,8 @@ def result(
 
 def write_outputs(directory: RunDirectory, kept: Mapping[str, KeptOutputs]) -> dict[str, Any]:
     """Keep the members' outputs in a run directory unless they are too large; returns what the result says of them."""
+    if is_too_large(kept):  # out-of-fold outputs are the largest part, and can be computed again
+        kept = {split: outputs for split, outputs in kept.items() if split != OUT_OF_FOLD}
     return {} if not kept or is_too_large(kept) else directory.write_outputs(kept)
 
 

@@ -35,10 +35,19 @@ def fit_members(
             device = next((tensor.device for tensor in state.network.buffers()), torch.device("cpu"))
             own = _own_weights(weights, train.importance, state.seed_index)
             seed = derive_seed(spec.seed, "fit", state.seed_index)
-            state.model.fit(state.network.cpu(), inputs, train.targets.cpu(), own, spec.loss, seed)
+            seen = _seen_samples(train, state.seed_index, spec.data.folds)
+            samples = inputs[seen], train.targets.cpu()[seen], None if own is None else own[seen]
+            state.model.fit(state.network.cpu(), *samples, spec.loss, seed)
             state.network.to(device)
             state.steps = 1
     look_up_outputs(states, splits, spec.loss)
+
+
+def _seen_samples(train: Split, member: int, num_folds: int | None) -> Tensor | slice:
+    """Return which training samples a member is fitted to: all but those of the fold that it leaves out."""
+    if train.folds is None or num_folds is None:
+        return slice(None)
+    return train.folds.cpu() != member % num_folds
 
 
 def _own_weights(weights: Tensor | None, importance: Tensor | None, member: int) -> Tensor | None:

@@ -33,8 +33,15 @@ def make_plan(spec: Spec, data: Data, members: Sequence[MemberState], passes: in
             plan.append(("parameters", _parameters(members)))
         if label == "optimizer" and not spec.optimizer.elementwise:
             plan.append(("  note", "not known to be element-wise: it updates every parameter by itself"))
-    if spec.training.keep_outputs and (size := _outputs_size(spec, data, passes or 1)) > MAX_BYTES:
-        plan.append(("outputs", f"not kept: {size / 2**20:,.0f} MiB, more than {MAX_BYTES // 2**20} MiB"))
+    if spec.training.keep_outputs:
+        size, out_of_fold = _outputs_size(spec, data, passes or 1), _out_of_fold_size(spec, data, passes or 1)
+        limit = f"more than {MAX_BYTES // 2**20} MiB"
+        if size > MAX_BYTES:
+            plan.append(("outputs", f"not kept: {size / 2**20:,.0f} MiB, {limit}"))
+        elif size + out_of_fold > MAX_BYTES:
+            plan.append(
+                ("outputs", f"out-of-fold outputs are not kept: {out_of_fold / 2**20:,.0f} MiB, in all {limit}")
+            )
     return plan
 
 
@@ -42,6 +49,12 @@ def _outputs_size(spec: Spec, data: Data, passes: int) -> int:
     """The size of the members' outputs on validation and test data in bytes, in float32."""
     num_samples = len(data.test) + (0 if data.validation is None else len(data.validation))
     return 4 * passes * spec.ensemble.members * num_samples * spec.loss.num_outputs(data.info)
+
+
+def _out_of_fold_size(spec: Spec, data: Data, passes: int) -> int:
+    """The size of the outputs of members on training samples that they have not seen, in bytes; 0 without folds."""
+    rows = 0 if spec.data.folds is None else -(-spec.ensemble.members // spec.data.folds)
+    return 4 * passes * rows * len(data.train) * spec.loss.num_outputs(data.info)
 
 
 def _samples(data: Data) -> str:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ensemblekit.core.errors import RunError, UsageError
-from ensemblekit.core.hooks import RunHooks
-from ensemblekit.core.losses import Loss
 from ensemblekit.core.threads import num_cores, threads
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.manifests import Position
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import machine_facts
+from ensemblekit.training.rehearsal import Action, rehearse
 
-Action = tuple[int, str, tuple[float, ...]]
-"""What a method does to the members: epoch, name and arguments."""
 BITS_WILL_DIFFER = "the last bits will differ from those of an uninterrupted run"
 
 SELECTED = "selected_from"
@@ -110,65 +107,7 @@ def finished_text(path: Path, epochs: int) -> str:
 
 def _growth(spec: Spec, num_epochs: int) -> list[Action]:
     """Return what the methods do to the members in the first epochs."""
-    # copies, because methods may remember something
-    hooks = RunHooks([method.model_copy(deep=True) for method in spec.methods]).call
-    members = _Rehearsal(hooks.members_at_start(num_members=spec.ensemble.members), spec)
-    counts = {"num_epochs": spec.training.epochs, "num_members": spec.ensemble.members, "num_steps": 1}
-    for epoch in range(1, num_epochs + 1):
-        members.epoch = epoch
-        hooks.epoch_started(ensemble=members, epoch=epoch, **counts)
-        hooks.epoch_trained(ensemble=members, epoch=epoch, **counts)
-    return members.actions
-
-
-class _Rehearsal:
-    """Stands in for the ensemble in training, and remembers what is done to it; there is no data."""
-
-    def __init__(self, size: int, spec: Spec) -> None:
-        self.size, self.spec, self.epoch = size, spec, 0
-        self.actions: list[Action] = []
-
-    def __len__(self) -> int:
-        return self.size
-
-    def grow(self) -> int:
-        """Add a member at the end."""
-        self.size += 1
-        return self._note("grow", self.size - 1)
-
-    def keep_copy(self, member: int) -> int:
-        """Insert a copy of a member before it."""
-        self.size += 1
-        return self._note("copy", member)
-
-    def freeze(self, member: int) -> None:
-        """Freeze a member."""
-        self._note("freeze", member)
-
-    def drop(self, member: int) -> None:
-        """Remove a member."""
-        self.size -= 1
-        self._note("drop", member)
-
-    def blend(self, member: int, other: int, share: float) -> None:
-        """Move the weights of a member towards those of another."""
-        self._note("blend", member, other, share)
-
-    def refresh_statistics(self, member: int) -> None:
-        """Compute the batch-norm statistics of a member anew, which changes nothing that is planned."""
-
-    @property
-    def loss(self) -> Loss:
-        """The loss of the run."""
-        return self.spec.loss
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name not in ("targets", "outputs", "sample_weights", "set_sample_weights"):
-            raise AttributeError(name)
-        names = ", ".join(f'"{method.name}"' for method in self.spec.methods)
-        what = f"{names} decides by the training data what comes next, so this run cannot get another number of epochs"
-        raise UsageError(what, "epochs", "start another run with that training.epochs")
-
-    def _note(self, action: str, member: int, *more: float) -> int:
-        self.actions.append((self.epoch, action, (member, *more)))
-        return member
+    names = ", ".join(f'"{method.name}"' for method in spec.methods)
+    what = f"{names} decides by the training data what comes next, so this run cannot get another number of epochs"
+    refusal = UsageError(what, "epochs", "start another run with that training.epochs")
+    return rehearse(spec, num_epochs, refusal).actions

@@ -68,6 +68,7 @@ def train_on(
         trainer = Trainer(changed, directory, loaded, listeners, stop=stop)
         trainer.check_same_data()
         if longer.training.epochs != spec.training.epochs:
+            trainer.check_restorable()
             # only now, when all that the longer run needs is there: it takes the place of what has finished
             directory.lengthen(longer.to_toml(), (directory.newest_position or Position(0)).epoch)
         trainer.resume()

@@ -19,6 +19,7 @@ from torch import Tensor
 from ensemblekit.core.errors import Interrupted, UsageError
 from ensemblekit.core.hookspecs import RunStatus
 from ensemblekit.core.objective import Moment
+from ensemblekit.core.out_of_fold import OUT_OF_FOLD, fold_weights
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
 from ensemblekit.data.fingerprint import check_same_data
@@ -49,6 +50,7 @@ from ensemblekit.training.environment import choose_device, environment, machine
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.fitting import fit_members, look_up_outputs
 from ensemblekit.training.interruption import StopRequest
+from ensemblekit.training.leakage import check_no_leakage
 from ensemblekit.training.life_cycle import (
     SAMPLE_WEIGHTS,
     EnsembleInTraining,
@@ -154,6 +156,9 @@ class Trainer:
         batch, weights = self._first_batch()
         check_methods(self.spec, self.objective, batch)
         check_weights_count(self.objective, batch, weights)
+        if self.spec.data.folds is not None:
+            all_weights = self._weights(batch, list(range(self.spec.ensemble.members)))
+            check_no_leakage(self.spec, self.objective, self.members.states, batch, all_weights)
         with self._life_cycle():
             for text in settings_notices(self.spec, self.data):
                 self.hooks.call.notice(text=text)
@@ -171,6 +176,11 @@ class Trainer:
     def check_same_data(self) -> None:
         """Raise a `DataError` unless the data is that of the run in the directory."""
         check_same_data(self.directory.environment.get("data"), self.data.fingerprint, self.spec.data.name)
+
+    def check_restorable(self) -> None:
+        """Raise a `RunError` if the last checkpoint cannot be used, or if its tensors are not those of the members."""
+        if not self.directory.has_saved_nothing:
+            self.restore(self.directory.load_checkpoint())
 
     def resume(self) -> None:
         """Continue from the last checkpoint to the end; a run that was stopped before the first one starts again.
@@ -403,7 +413,14 @@ class Trainer:
         return base * self.spec.schedule.factor(epoch, num_epochs) if rate is None else rate
 
     def _weights(self, batch: Batch, members: list[int]) -> Tensor | None:
-        return None if self.weights is None else self.weights[batch.index][:, members]
+        """Return the sample weights (B, M) of members: those of methods, and 0 for the fold that is left out."""
+        weights = None if self.weights is None else self.weights[batch.index][:, members]
+        folds, num_folds = self.data.train.folds, self.spec.data.folds
+        if folds is None or num_folds is None:
+            return weights
+        indices = torch.tensor(members, device=folds.device)
+        own = fold_weights(folds[batch.index], indices, num_folds, batch.partner)
+        return own if weights is None else weights * own
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, beside that of the members."""
@@ -446,7 +463,7 @@ class Trainer:
             networks = [state for state in self.members.networks if predicts(state, self.objective)]
             rows = self.evaluator.member_metrics()
             members = finishing.described(rows, networks, self.settings.passes)
-        self.metrics, self.member_metrics = metrics["test"], members
+        self.metrics, self.member_metrics = metrics["test"] | metrics.get(OUT_OF_FOLD, {}), members
         more = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
         metadata = finishing.model_metadata(self.data, networks, method_values(self.methods))
         tensors = self.members.network_tensors(networks) | method_tensors(self.methods) | more

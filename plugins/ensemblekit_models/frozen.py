@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PrivateAttr
 from torch import Tensor, nn
 
-from ensemblekit import Dataset, EnsemblekitError, ImageDataset, Model, Problem, load, open_run
+from ensemblekit import Dataset, EnsemblekitError, ImageDataset, Model, PluginError, Problem, load, open_run
 
 if TYPE_CHECKING:
     from ensemblekit import DataInfo, Ensemble, Run, Spec
 
-NOT_COMPARED = {"limit_test", "storage", "split_seed"}
+NOT_COMPARED = {"limit_test", "storage", "split_seed", "folds"}
 """Parameters of data sets that do not change how an input is prepared; the seeds of the splits are compared apart."""
 PREPARING = {"size", "crop_size", "normalise"}
 """Parameters of image data sets that are not for augmentation."""
@@ -23,6 +23,9 @@ PREPARING = {"size", "crop_size", "normalise"}
 
 class Frozen(Model):
     """A trained member of another run, or all of its members, which do not learn any more."""
+
+    network: ClassVar[Any] = None
+    """The model of the other run, if that was passed in Python: `ensemblekit.distil` sets it in a subclass."""
 
     run: Path = Field(description="directory of the other run, which must have finished")
     member: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
@@ -118,13 +121,14 @@ class Frozen(Model):
             members = "all members" if self.member == "all" else f"the member {self.member}"
             what = f"a network is {members} of another run, which cannot be loaded: {error.what}"
             fix = f"put the run back to {self.run.absolute()}: its networks are needed whenever this member is loaded"
+            fix = error.fix if isinstance(error, PluginError) else fix
             raise type(error)(what, str(self.run.absolute()), fix, path=str(self.run.absolute())) from error
         return FrozenNetwork(network)
 
     def _other(self) -> Run:
         """Open the other run, once."""
         if self._opened is None:
-            self._opened = open_run(self.run)
+            self._opened = open_run(self.run, model=type(self).network)
         return self._opened
 
     def _readable(self) -> Run | None:
@@ -136,7 +140,7 @@ class Frozen(Model):
 
     def _ensemble(self) -> Ensemble:
         """Load the other ensemble anew, so that no two members share weights."""
-        return load(self.run)
+        return load(self.run, model=type(self).network)
 
 
 class SideBySide(nn.Module):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import ensemblekit as ek
-from ensemblekit.core.errors import PluginError, UsageError
+from ensemblekit.core.errors import PluginError, RunError, UsageError
 
 INPUTS = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(dim=1) > 0).long()
@@ -67,8 +69,9 @@ def train(path, model, spec=SPEC, **options) -> ek.Run:
         lambda: nn.Linear(3, 2),
         lambda num_outputs: nn.Linear(3, num_outputs),
         lambda **sizes: Net(**sizes, width=5),
+        partial(Net, width=3),
     ],
-    ids=["class", "function", "lambda", "one size", "both sizes"],
+    ids=["class", "function", "lambda", "one size", "both sizes", "partial"],
 )
 def test_a_network_class_or_function_is_a_model(model, tmp_path):
     trained = train(tmp_path / "run", model)
@@ -101,6 +104,54 @@ def test_weights_of_another_network_are_not_loaded(tmp_path):
     train(tmp_path / "run", Net)
     with pytest.raises(ek.EnsemblekitError, match=r"shape|missing|not part"):
         ek.load(tmp_path / "run", model=fixed_network)
+
+
+@pytest.fixture(scope="module")
+def run_of_net(tmp_path_factory) -> ek.Run:
+    spec = {**SPEC, "data": {"validation_fraction": 0.4}}
+    return train(tmp_path_factory.mktemp("python") / "run", Net, spec)
+
+
+def test_everything_that_reads_a_run_takes_its_model(run_of_net, tmp_path):
+    path, data = shutil.copytree(run_of_net.path, tmp_path / "run"), DATA
+    assert ek.calibrate(path, model=Net).path == path
+    assert ek.conform(path, error=0.3, model=Net).path == path
+    assert ek.undo_conform(path, model=Net)
+    assert ek.undo_calibrate(path, model=Net)
+    assert len(ek.compare([path], model=Net).table()) == 1
+    chosen = ek.select(path, members=1, out=tmp_path / "chosen", model=Net).run
+    assert torch.equal(ek.load(chosen.path, model=Net)(INPUTS), chosen.ensemble(INPUTS))
+    assert ek.resume(path, data=data, model=Net, epochs=2, progress=False).status == "finished"
+
+
+def test_a_run_without_a_name_for_its_model_says_what_to_pass(tmp_path):
+    trained = train(tmp_path / "run", lambda: Net())
+    with pytest.raises(PluginError, match="pass it again: model=lambda: …"):
+        ek.load(trained.path)
+    assert train(tmp_path / "other", partial(Net, width=2)).spec.model.factory == "Net"
+
+
+def test_resuming_with_another_network_leaves_a_finished_run_as_it_is(run_of_net, tmp_path):
+    path = shutil.copytree(run_of_net.path, tmp_path / "run")
+    with pytest.raises(RunError, match=r"tensor members\.0\.first\.bias has shape \(4,\), expected \(5,\)"):
+        ek.resume(path, data=DATA, model=partial(Net, width=5), epochs=3, progress=False)
+    assert ek.open_run(path, model=Net).status == "finished"
+    assert torch.equal(ek.load(path, model=Net)(INPUTS), run_of_net.ensemble(INPUTS))
+
+
+def test_runs_of_different_networks_cannot_be_pooled(run_of_net, tmp_path):
+    other = train(tmp_path / "other", fixed_network, {**SPEC, "data": {"validation_fraction": 0.4}})
+    with pytest.raises(UsageError, match=r"passed in Python \(Net, fixed_network\) differ"):
+        ek.select([run_of_net.path, other.path], members=2, out=tmp_path / "chosen", model=Net)
+
+
+def test_a_run_of_a_network_is_distilled_into_another_one(run_of_net, tmp_path):
+    options = {"out": tmp_path / "student", "data": DATA, "progress": False}
+    with pytest.raises(PluginError, match="pass the model of the run too: teacher_model="):
+        ek.distil(run_of_net.path, fixed_network, **options)
+    student = ek.distil(run_of_net.path, fixed_network, teacher_model=Net, **options)
+    assert torch.equal(student.teacher.ensemble(INPUTS), run_of_net.ensemble(INPUTS))
+    assert ek.load(student.path, model=fixed_network).member_outputs(INPUTS).shape == (1, 40, 2)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _with_what_was_added(run: Run, data: Any) -> tuple[Run, list[str]]:
         return run, []
     metrics = flat_metrics(combiner.metrics(run.outputs("test", data)))
     note = f"Added after training: {combiner.description}. The test metrics include it, the validation metrics do not."
-    return replace(run, metrics=metrics), [note]
+    return replace(run, metrics={**run.metrics, **metrics}), [note]
 
 
 def _training_section(run: Run) -> Section | None:
