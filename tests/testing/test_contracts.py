@@ -57,7 +57,7 @@ OTHER_PARAMETERS = {
     "multi_head": [{"model": MLP(hidden=(8,))}, {"model": ResNet(width=4, blocks=2), "softmax": True}],
 }
 INSTEAD_OF_DEFAULTS = {"step", "multistep", "snapshot", "torchvision", "multi_head"}
-NEED_FILES = {"given", "image_folder", "table", "frozen", "predictions"}
+NEED_FILES = {"given", "huggingface", "image_folder", "table", "frozen", "predictions"}
 WHOLE_CONTRACT = {check.name for check in DatasetContract(GoodData()).select(PluginContract, DatasetContract)}
 """The checks of a data set whose files are present."""
 
