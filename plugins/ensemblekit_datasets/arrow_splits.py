@@ -44,7 +44,9 @@ class StoredSplit:
     def schema(self) -> Any:
         """The Arrow schema of the first file; others must have the same columns."""
         with reading(self.files[0]):
-            return _arrow_stream(self.files[0]).schema if self.is_arrow else _parquet(self.files[0]).schema_arrow
+            schema = _arrow_stream(self.files[0]).schema if self.is_arrow else _parquet(self.files[0]).schema_arrow
+            schema.names  # noqa: B018 - names that are not UTF-8 are an error here
+            return schema
 
     @cached_property
     def features(self) -> Mapping[str, Any]:
@@ -183,7 +185,7 @@ def reading(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, pyarrow.ArrowException, KeyError) as error:
+    except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:  # ValueError: names that are no text
         text = " ".join(str(error).split())[:200]
         what = f"not a valid {'Arrow' if file.suffix == '.arrow' else 'Parquet'} file of this data set: {text}"
         raise DataError(what, str(file), "restore or write it again") from error

@@ -223,7 +223,7 @@ def test_a_damaged_file_is_named(changed, name, pattern):
     content = file.read_bytes()
     for damaged in (content[: len(content) // 2], b"", content[:200] + b"\xff" * 400 + content[600:]):
         file.write_bytes(damaged)
-        with pytest.raises(ek.DataError, match="not a valid|cannot decode|holds|expected|no column") as caught:
+        with pytest.raises(ek.DataError, match=r"not a valid|cannot decode|holds|expected|no column") as caught:
             HuggingFace(path=folder).load(seed=0)
         assert str(folder) in caught.value.where
 
