@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import Field, PrivateAttr
@@ -67,7 +70,8 @@ class MLflow(Tracker):
 
         state = run.read_state("mlflow")
         uri = state.get("tracking_uri") or _absolute(self.tracking_uri or mlflow.get_tracking_uri())
-        self._client = MlflowClient(uri)
+        with _alone(uri):
+            self._client = MlflowClient(uri)
         self._logged, self._last_epoch = defaultdict(set), 0
         before = self._continued(state.get("run_id"))
         if before is None:
@@ -80,7 +84,7 @@ class MLflow(Tracker):
 
     def _continued(self, run_id: str | None) -> Any:
         """Continue the MLflow run that was started before the run was interrupted; None if there is none."""
-        from mlflow import MlflowException
+        from mlflow.exceptions import MlflowException
 
         if run_id is None:
             return None
@@ -108,7 +112,7 @@ class MLflow(Tracker):
         return str(created.info.run_id)
 
     def _experiment_id(self) -> str:
-        from mlflow import MlflowException
+        from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(self.experiment)
         if found is None:
@@ -145,9 +149,8 @@ class MLflow(Tracker):
     def _log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Log metrics of the last epoch that MLflow does not have."""
         from mlflow.entities import Metric
-        from mlflow.utils.time import get_current_time_millis
 
-        epoch, now = self._last_epoch, get_current_time_millis()
+        epoch, now = self._last_epoch, int(1000 * time.time())
         new = {name: value for name, value in metrics.items() if epoch not in self._logged[name]}
         self._client.log_batch(self._run_id, [Metric(name, value, now, epoch) for name, value in new.items()])
         for name in new:
@@ -181,3 +184,21 @@ def _absolute(uri: str) -> str:
     """Return the address of a database with an absolute path, so that the run can be resumed from anywhere."""
     path = uri.removeprefix(SQLITE)
     return SQLITE + os.path.abspath(path) if uri.startswith(SQLITE) and path and path != ":memory:" else uri
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Let one process at a time open a local database.
+
+    MLflow creates the tables without a lock, and the first runs of a sweep start together.
+    """
+    path = uri.removeprefix(SQLITE)
+    if path == uri or not os.path.isabs(path):
+        yield
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)  # which unlocks it

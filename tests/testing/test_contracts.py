@@ -118,7 +118,7 @@ def stand_ins_for_trackers(monkeypatch):
     """Trackers are optional: these tests run without them, and without the seconds that importing them takes."""
     run = {"step": 0, "id": "abc"}
     monkeypatch.setitem(sys.modules, "wandb", MagicMock(**{f"init.return_value.{key}": run[key] for key in run}))
-    for name in ("mlflow", "mlflow.entities", "mlflow.utils", "mlflow.utils.time"):
+    for name in ("mlflow", "mlflow.entities", "mlflow.exceptions"):
         monkeypatch.setitem(sys.modules, name, MagicMock(**{"get_tracking_uri.return_value": "http://localhost"}))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from ensemblekit_extensions import mlflow
 from ensemblekit_extensions.csv_file import CSVFile
 from ensemblekit_extensions.tracker import TrackedRun, flattened
 from helpers import tiny_runs, wandb_files
@@ -129,6 +132,14 @@ def test_a_tracker_that_cannot_be_reached_does_not_hurt_the_run(tmp_path, tracke
     run = ek.train(spec, tmp_path / "run", progress=False)
     assert run.status == "finished"
     assert any('extension "mlflow" failed' in text for text in run.notices)
+
+
+def test_one_process_at_a_time_opens_a_local_database(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with mlflow._alone(f"sqlite:///{tmp_path}/store.db"), pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # is free again
+    os.close(folder)
 
 
 def test_a_run_of_a_sweep_knows_its_sweep(tmp_path):
