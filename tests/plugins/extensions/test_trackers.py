@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import fcntl
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from ensemblekit_extensions.csv_file import CSVFile
 from ensemblekit_extensions.tracker import TrackedRun, flattened
 from helpers import tiny_runs, wandb_files
 from helpers.small_runs import TIMES, Crash, CrashAfter, SignalAfter
-from helpers.tracked_runs import Tracked
+from helpers.tracked_runs import KILLED, CrashAfterLog, Tracked
 
 import ensemblekit as ek
 
@@ -23,69 +25,82 @@ def numbers(row: dict) -> dict:
     return {name: value for name, value in row.items() if name != "epoch" and value is not None}
 
 
-def test_a_csv_file_has_each_epoch_of_a_killed_and_resumed_run_once(killed_and_resumed):
-    with (killed_and_resumed.run.path / "metrics.csv").open() as file:
+# One test for each of two runs, with all its claims: the runs take seconds, and tests may be spread over processes.
+
+
+def test_csv_and_wandb_have_all_of_a_killed_and_resumed_run_and_each_epoch_once(tracker_settings):
+    command = [sys.executable, "-c", KILLED]  # killed when epoch 2 was logged, but not yet saved
+    assert subprocess.run(command, cwd=tracker_settings, check=False).returncode == -signal.SIGKILL
+    tracked = Tracked(tracker_settings, ek.resume("killed", progress=False))
+    assert_csv_has_each_epoch_once(tracked.run)
+    first, last = tracked.wandb_files
+    assert wandb_files.history(first) == []  # what wandb had not written when it was killed, is lost there
+    assert_wandb_has_each_epoch_once(last, tracked.run)
+    config = wandb_files.config(last)
+    assert config["training"]["epochs"] == 3
+    assert config["environment"]["torch"] == tracked.run.environment["torch"]
+    assert wandb_files.summary(last)["final/test_accuracy"] == pytest.approx(tracked.run.metrics["test_accuracy"])
+    assert wandb_files.exit_code(last) == 0
+    artifacts = wandb_files.artifact_files(last)
+    assert set(artifacts) == {"spec.toml", "result.json", "report.html"}
+    assert "</html>" in artifacts["report.html"].read_text()
+
+
+def assert_csv_has_each_epoch_once(run: ek.Run) -> None:
+    with (run.path / "metrics.csv").open() as file:
         header, *rows = csv.reader(file)
     read = [{name: float(text) for name, text in zip(header, row, strict=True) if text} for row in rows]
-    assert read == [numbers(row) | {"epoch": row["epoch"]} for row in killed_and_resumed.run.history]
-    assert header == list(killed_and_resumed.run.history[1])  # that of the first evaluated epoch
+    assert read == [numbers(row) | {"epoch": row["epoch"]} for row in run.history]
+    assert header == list(run.history[1])  # that of the first evaluated epoch
     assert [row["epoch"] for row in read] == [1, 2, 3]
 
 
-def test_mlflow_has_each_epoch_of_a_resumed_run_once(crashed_and_resumed):
-    store, logged, history = crashed_and_resumed.store, crashed_and_resumed.mlflow_run, crashed_and_resumed.run.history
+def assert_wandb_has_each_epoch_once(file: Path, run: ek.Run) -> None:
+    rows = wandb_files.history(file)
+    assert [row["_step"] for row in rows] == [1, 2, 3]
+    own = {"_step", "_timestamp", "_runtime"}
+    read = [{name: value for name, value in row.items() if name not in own} for row in rows]
+    assert read == [numbers(row) for row in run.history]
+
+
+def test_mlflow_has_all_of_a_failed_and_resumed_run_and_each_epoch_once(tracker_settings, monkeypatch):
+    monkeypatch.setattr(ek, "report", page_of, raising=False)
+    extension = {"name": "mlflow", "tracking_uri": "sqlite:///store.db", "tags": {"team": "a"}}
+    with pytest.raises(Crash):
+        ek.train({**tiny_runs.SPEC, "extensions": [extension]}, "run", progress=CrashAfterLog())
+    failed = Tracked(tracker_settings, ek.open_run("run")).mlflow_run
+    assert failed.info.status == "FAILED"
+    assert failed.data.tags["error"] == "Crash"
+    monkeypatch.chdir("/")  # the address of the database is relative to where the run was started
+    tracked = Tracked(tracker_settings, ek.resume(tracker_settings / "run", progress=False, epochs=4))
+    logged, store = tracked.mlflow_run, tracked.store
+    assert logged.info.run_id == failed.info.run_id
+    assert_mlflow_has_each_epoch_once(tracked)
+    assert (logged.info.status, logged.info.run_name) == ("FINISHED", "run")
+    assert "error" not in logged.data.tags
+    assert logged.data.params["engine.name"] == "sequential"
+    assert (logged.data.params["training.epochs"], logged.data.tags["training.epochs"]) == ("3", "4")
+    assert logged.data.tags["environment.torch"] == tracked.run.environment["torch"]
+    assert logged.data.tags["team"] == "a"
+    assert logged.data.metrics["final/test_accuracy"] == pytest.approx(tracked.run.metrics["test_accuracy"])
+    names = {artifact.path for artifact in store.list_artifacts(logged.info.run_id)}
+    assert names == {"spec.toml", "environment.json", "result.json", "report.html"}
+    assert Path(store.download_artifacts(logged.info.run_id, "report.html")).read_text() == "a page"
+
+
+def page_of(path: Path, plugins: object) -> Path:
+    """Write a page in place of the report."""
+    (path / "report.html").write_text("a page")
+    return path / "report.html"
+
+
+def assert_mlflow_has_each_epoch_once(tracked: Tracked) -> None:
+    run_id, history = tracked.mlflow_run.info.run_id, tracked.run.history
     for name in numbers(history[-1]):
-        read = store.get_metric_history(logged.info.run_id, name)
+        read = tracked.store.get_metric_history(run_id, name)
         assert [point.step for point in read] == [1, 2, 3, 4], name
         if name not in TIMES:  # that of epoch 2 is the time of its first training
             assert [point.value for point in read] == pytest.approx([row[name] for row in history]), name
-    assert len(store.search_runs([logged.info.experiment_id])) == 1
-
-
-def test_mlflow_has_the_spec_the_environment_and_the_result(crashed_and_resumed):
-    logged, run = crashed_and_resumed.mlflow_run, crashed_and_resumed.run
-    assert logged.info.status == "FINISHED"
-    assert logged.info.run_name == "crashed"
-    assert "error" not in logged.data.tags
-    assert logged.data.params["training.batch_size"] == "20"
-    assert logged.data.params["engine.name"] == "sequential"
-    assert logged.data.tags["environment.torch"] == run.environment["torch"]
-    assert logged.data.tags["team"] == "a"
-    assert logged.data.metrics["final/test_accuracy"] == pytest.approx(run.metrics["test_accuracy"])
-
-
-def test_mlflow_has_the_report_among_the_artifacts(crashed_and_resumed):
-    store, run_id = crashed_and_resumed.store, crashed_and_resumed.mlflow_run.info.run_id
-    names = {artifact.path for artifact in store.list_artifacts(run_id)}
-    assert names == {"spec.toml", "environment.json", "result.json", "report.html"}
-    assert "</html>" in Path(store.download_artifacts(run_id, "report.html")).read_text()
-
-
-def test_mlflow_shows_a_parameter_that_was_changed_by_training_further(crashed_and_resumed):
-    logged = crashed_and_resumed.mlflow_run
-    assert (logged.data.params["training.epochs"], logged.data.tags["training.epochs"]) == ("3", "4")
-
-
-def test_the_newest_offline_file_of_wandb_has_every_epoch_once(killed_and_resumed):
-    first, last = killed_and_resumed.wandb_files
-    rows = wandb_files.history(last)
-    assert [row["_step"] for row in rows] == [1, 2, 3]
-    names = {"_step", "_timestamp", "_runtime"}
-    read = [{name: value for name, value in row.items() if name not in names} for row in rows]
-    assert read == [numbers(row) for row in killed_and_resumed.run.history]
-    assert wandb_files.history(first) == []  # what wandb had not written when it was killed, is lost there
-    assert wandb_files.exit_code(last) == 0
-
-
-def test_wandb_has_the_spec_the_environment_the_result_and_the_report(killed_and_resumed):
-    file = killed_and_resumed.wandb_files[-1]
-    config, run = wandb_files.config(file), killed_and_resumed.run
-    assert config["training"]["epochs"] == 3
-    assert config["environment"]["torch"] == run.environment["torch"]
-    assert wandb_files.summary(file)["final/test_accuracy"] == pytest.approx(run.metrics["test_accuracy"])
-    artifacts = wandb_files.artifact_files(file)
-    assert set(artifacts) == {"spec.toml", "result.json", "report.html"}
-    assert "</html>" in artifacts["report.html"].read_text()
 
 
 @pytest.mark.parametrize("name", ["failed", "interrupted"])
