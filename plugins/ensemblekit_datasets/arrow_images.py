@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from copy import copy
 from itertools import accumulate
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils.data import Dataset
 from ensemblekit import DataError, Decoding, fits_in_memory
 from ensemblekit_datasets.arrow_splits import StoredSplit
 from ensemblekit_datasets.bad_images import BadImages
+from ensemblekit_datasets.folder_loading import check_memory
 from ensemblekit_datasets.image_sources import MAX_FILE_BYTES
 from ensemblekit_datasets.parallel_decoding import WrongSize, decode_all
 
@@ -48,8 +51,8 @@ class StreamedRows(Dataset[tuple[Tensor, Any]]):
 
     def subset(self, indices: Tensor) -> StreamedRows:
         """Return the images at some indices."""
-        part = object.__new__(StreamedRows)
-        part.__dict__.update(self.__dict__, rows=self.rows[indices], targets=self.targets[indices])
+        part = copy(self)
+        part.rows, part.targets = self.rows[indices], self.targets[indices]
         return part
 
 
@@ -62,9 +65,12 @@ def first_shape(split: StoredSplit, column: str, decoding: Decoding) -> Shape:
     raise DataError("no rows", f'{split.folder}, split "{split.name}"', "use a split with rows")
 
 
-def use_memory(storage: str, num_images: int, shape: Shape) -> bool:
-    """Whether to decode all images into memory."""
-    return storage == "memory" or (storage == "auto" and fits_in_memory(num_images * prod(shape)))
+def use_memory(storage: str, num_images: int, shape: Shape, folder: Path) -> bool:
+    """Whether to decode all images into memory; a `DataError` if they are to be, but take more than there is."""
+    num_bytes = num_images * prod(shape)
+    if storage == "memory":
+        check_memory(num_bytes, folder)
+    return storage == "memory" or (storage == "auto" and fits_in_memory(num_bytes))
 
 
 def decode_split(split: StoredSplit, column: str, num_rows: int, decoding: Decoding, shape: Shape) -> Tensor:

@@ -26,7 +26,7 @@ PURPOSES = {"train": "training", "validation": "validation", "test": "testing"}
 class HuggingFace(ImageDataset):
     """Your Hugging Face data set in a local folder, with images or numbers to predict classes or values from.
 
-    The folder was written by `save_to_disk` (Arrow), or has Parquet files as model hubs store them, such as
+    The folder was written by `save_to_disk` (Arrow), or has Parquet files as hubs store them, such as
     data/train-00000-of-00001.parquet. Nothing is downloaded and no code of a data set is executed. Names of classes
     are those of the data set. Numbers are standardised by the training rows, and a missing number is the mean.
     """
@@ -115,7 +115,7 @@ class HuggingFace(ImageDataset):
 
         decoding, column = Decoding(self.size, self.channels), chosen.features[0]
         shape = first_shape(chosen.splits["train"], column, decoding)
-        in_memory = use_memory(self.storage, sum(map(len, chosen.targets.values())), shape)
+        in_memory = use_memory(self.storage, sum(map(len, chosen.targets.values())), shape, self._folder)
         loaded: dict[str, Any] = {}
         for role, split in chosen.splits.items():
             targets = chosen.targets[role]

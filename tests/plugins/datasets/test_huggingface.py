@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value, disable_progress_bars
 from datasets import Image as ImageFeature
-from ensemblekit_datasets import arrow_splits
+from ensemblekit_datasets import arrow_splits, folder_loading
 from ensemblekit_datasets.huggingface import HuggingFace
 from PIL import Image
 from pyarrow import parquet
@@ -242,6 +242,12 @@ def test_a_column_of_parquet_files_that_exceeds_the_memory_is_refused(folders, m
     monkeypatch.setattr(arrow_splits, "memory_limit", lambda: 500)
     with pytest.raises(ek.DataError, match=r"half of the memory(.|\n)*save_to_disk"):
         HuggingFace(path=folders["parquet"], storage="stream").load(seed=0)
+
+
+def test_images_that_exceed_the_memory_are_refused_if_they_are_to_be_kept_there(folders, monkeypatch):
+    monkeypatch.setattr(folder_loading, "memory_limit", lambda: 1000)
+    with pytest.raises(ek.DataError, match=r"decoded images take(.|\n)*stream"):
+        HuggingFace(path=folders["arrow"], storage="memory").load(seed=0)
 
 
 def test_without_pyarrow_the_extra_is_named(folders, monkeypatch):
