@@ -136,7 +136,7 @@ class _Loading:
         num_bytes = len(folders.all_names) * prod(shape)
         in_memory = self.use_memory(num_bytes)
         if in_memory:
-            _check_memory(num_bytes, source.path)
+            check_memory(num_bytes, source.path)
         reader = source if in_memory else _on_disk(source, folders.names, self.unpacked)
         bad = BadImages(source.path, len(folders.all_names))
         images = _decode(reader, folders, self.decoding, shape, bad, in_memory)
@@ -160,7 +160,7 @@ class _Loading:
         return _as_streams(targets, metadata, Folder(reader.path), self.decoding)
 
 
-def _check_memory(num_bytes: int, path: Path) -> None:
+def check_memory(num_bytes: int, path: Path) -> None:
     """Raise a `DataError` if decoded images are to be kept in memory, but take more than there is."""
     if num_bytes > (limit := memory_limit()):
         needed, available = (f"{value / 2**30:.1f} GiB" for value in (num_bytes, limit))

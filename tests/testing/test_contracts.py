@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ OTHER_PARAMETERS = {
     "multi_head": [{"model": MLP(hidden=(8,))}, {"model": ResNet(width=4, blocks=2), "softmax": True}],
 }
 INSTEAD_OF_DEFAULTS = {"step", "multistep", "snapshot", "torchvision", "multi_head"}
-NEED_FILES = {"given", "image_folder", "table", "frozen", "predictions"}
+NEED_FILES = {"given", "huggingface", "image_folder", "table", "frozen", "predictions"}
 WHOLE_CONTRACT = {check.name for check in DatasetContract(GoodData()).select(PluginContract, DatasetContract)}
 """The checks of a data set whose files are present."""
 
@@ -110,6 +111,15 @@ def stand_in_for_tensorboard(monkeypatch):
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins_for_trackers(monkeypatch):
+    """Trackers are optional: these tests run without them, and without the seconds that importing them takes."""
+    run = {"step": 0, "id": "abc"}
+    monkeypatch.setitem(sys.modules, "wandb", MagicMock(**{f"init.return_value.{key}": run[key] for key in run}))
+    for name in ("mlflow", "mlflow.entities", "mlflow.exceptions"):
+        monkeypatch.setitem(sys.modules, name, MagicMock(**{"get_tracking_uri.return_value": "http://localhost"}))
 
 
 @pytest.mark.contract

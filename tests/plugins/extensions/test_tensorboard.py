@@ -103,5 +103,6 @@ def test_a_missing_package_is_found_before_the_first_step_with_the_command_that_
 
 def test_it_is_registered_and_listed_without_its_package():
     assert discover().get("extension", "tensorboard").load() is TensorBoard
-    (entry,) = json.loads(CliRunner().invoke(main, ["list", "extensions", "--json"]).stdout)
+    entries = json.loads(CliRunner().invoke(main, ["list", "extensions", "--json"]).stdout)
+    (entry,) = [entry for entry in entries if entry["name"] == "tensorboard"]
     assert entry["description"] == "Writes every metric of every epoch for TensorBoard."
