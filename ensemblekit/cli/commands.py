@@ -26,6 +26,7 @@ from ensemblekit.cli import (
     run_list,
     runs,
     select,
+    serve,
     specs,
     sweep,
 )
@@ -50,6 +51,7 @@ COMPUTING = (
     "conform",
     "select",
     "distil",
+    "serve",
     "sweep",
     "compare",
     "report",
@@ -240,6 +242,7 @@ for module in (
     calibration,
     select,
     distil,
+    serve,
     sweep,
     run_list,
     compare,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ensemblekit_datasets.columns import Columns, Kind, NumberFormat
     from ensemblekit_datasets.table_files import RawTable
+    from ensemblekit_datasets.table_preparation import TablePreparation
 
 Name = Annotated[str, Field(min_length=1)]
 ANY_NUMBER = 2**31 - 1
@@ -149,14 +150,13 @@ class Table(Dataset):
         )
 
     def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
-        from ensemblekit_datasets.table_preparation import TablePreparation
+        return _fitted(preparation).prepare(path)
 
-        try:
-            fitted = TablePreparation.from_json(preparation)
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
-            raise DataError(what, "preparation in model.json", "restore the file") from error
-        return fitted.prepare(path)
+    def input_columns(self, preparation: Mapping[str, Any]) -> Mapping[str, float | tuple[str, ...]]:
+        return _fitted(preparation).typical_values
+
+    def prepare_columns(self, columns: Mapping[str, Sequence[Any]], preparation: Mapping[str, Any]) -> Prepared:
+        return _fitted(preparation).prepare_columns(columns)
 
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         from ensemblekit_datasets.table_preparation import TablePreparation
@@ -227,6 +227,16 @@ class Table(Dataset):
         from ensemblekit_datasets.columns import NumberFormat
 
         return NumberFormat(self.decimal)
+
+
+def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
+    from ensemblekit_datasets.table_preparation import TablePreparation
+
+    try:
+        return TablePreparation.from_json(preparation)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
+        raise DataError(what, "preparation in model.json", "restore the file") from error
 
 
 def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
