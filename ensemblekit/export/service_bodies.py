@@ -30,17 +30,17 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     Raises:
         Refused: it is empty, too large, or does not arrive in time.
     """
-    fix = f"send at most {limits.max_body:,} bytes in a request"
+    fix = f"send at most {limits.max_body_bytes:,} bytes in a request"
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limits.max_body:
-        raise Refused(413, f"the body has {int(announced):,} bytes, more than {limits.max_body:,}", fix)
+    if announced.isdecimal() and int(announced) > limits.max_body_bytes:
+        raise Refused(413, f"the body has {int(announced):,} bytes, more than {limits.max_body_bytes:,}", fix)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limits.max_body:  # a chunked body does not say how long it is
-                    raise Refused(413, f"the body has more than {limits.max_body:,} bytes", fix)
+                if len(body) > limits.max_body_bytes:  # a chunked body does not say how long it is
+                    raise Refused(413, f"the body has more than {limits.max_body_bytes:,} bytes", fix)
     except TimeoutError as error:
         what = f"the body did not arrive within {limits.body_seconds:g} s"
         raise Refused(408, what, "send it again, without pauses") from error
@@ -67,11 +67,14 @@ async def read_files(request: Request, body: bytes, max_files: int) -> list[File
     except MultiPartException as error:
         raise Refused(422, f"not a form with files: {error.message}", fix) from error
     files: list[File] = []
-    for name, value in form.multi_items():
-        if name != FIELD or not isinstance(value, UploadFile):
-            what = f"the field {name!r:.60} is no file" if name == FIELD else f"the field {name!r:.60} is not known"
-            raise Refused(422, what, fix)
-        files.append((value.filename or "", await value.read()))
+    try:
+        for name, value in form.multi_items():
+            if name != FIELD or not isinstance(value, UploadFile):
+                what = f"the field {name!r:.60} is {'no file' if name == FIELD else 'not known'}"
+                raise Refused(422, what, fix)
+            files.append((value.filename or "", await value.read()))
+    finally:
+        await form.close()
     check_count(len(files), max_files, "files")
     return files
 

@@ -18,9 +18,9 @@ class Limits:
 
     max_batch: int = 256
     """Most samples that are predicted at once; more are predicted in several steps."""
-    max_wait: float = 0.005
+    max_wait_seconds: float = 0.005
     """Seconds that a request waits for others that are being read, to be predicted with them."""
-    max_body: int = 10_000_000
+    max_body_bytes: int = 10_000_000
     """Most bytes of a request's body."""
     max_rows: int = 1_000
     """Most rows or images of a request."""

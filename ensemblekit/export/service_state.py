@@ -58,7 +58,7 @@ class Service:
         self.batcher = Batcher(
             predict,
             limits.max_batch,
-            limits.max_wait,
+            limits.max_wait_seconds,
             lambda: self.num_admitted - self._num_queued,
             self.metrics.batch_size.observe,
         )
