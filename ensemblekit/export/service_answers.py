@@ -12,7 +12,6 @@ from ensemblekit.core.errors import NumericError
 from ensemblekit.core.label_metrics import predicted_labels
 from ensemblekit.inference.answers import Answer, answers_of, numbers
 from ensemblekit.inference.ensemble import Ensemble
-from ensemblekit.inference.outputs import check_finite
 from ensemblekit.runs.sealing import finite
 
 Record = dict[str, Any]
@@ -23,28 +22,24 @@ def predicted_records(ensemble: Ensemble, inputs: Tensor, top: int) -> list[Reco
     """Predict a batch (B, *input_shape) with the `top` largest probabilities of each sample.
 
     Returns:
-        For each sample its answer, or a `NumericError` if the outputs of a member are not finite.
+        For each sample its answer, or a `NumericError` if the outputs for it are not finite.
     """
     with torch.inference_mode():
         outputs = ensemble.network_outputs(inputs).cpu()
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
-        is_finite = outputs.isfinite().all(dim=-1).all(dim=0).tolist()
-        errors = {index: _not_finite(outputs, index) for index, finite in enumerate(is_finite) if not finite}
-        outputs = outputs.nan_to_num(0, 0, 0) if errors else outputs
-        records = _records(ensemble, inputs, outputs, top)
-    return [errors.get(index, record) for index, record in enumerate(records)]
+        combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
+        are_finite = outputs.isfinite().all(dim=-1).all(dim=0) & combined.isfinite().all(dim=-1)
+        if not bool(are_finite.all()):
+            outputs, combined = outputs.nan_to_num(0, 0, 0), combined.nan_to_num(0, 0, 0)
+        records = _records(ensemble, inputs, outputs, combined, top)
+    return [record if fine else _not_finite() for record, fine in zip(records, are_finite.tolist(), strict=True)]
 
 
-def _not_finite(outputs: Tensor, index: int) -> Exception:
-    try:
-        check_finite(outputs[:, index : index + 1], lambda _: "a sample of the request")
-    except NumericError as error:
-        return error
-    raise AssertionError("the outputs are finite")
+def _not_finite() -> NumericError:
+    return NumericError("the outputs for a sample of the request are not finite", fix="look for extreme input values")
 
 
-def _records(ensemble: Ensemble, inputs: Tensor, outputs: Tensor, top: int) -> list[Record]:
-    combined = ensemble.combiner.restored(ensemble.combine_networks(outputs))
+def _records(ensemble: Ensemble, inputs: Tensor, outputs: Tensor, combined: Tensor, top: int) -> list[Record]:
     members = ensemble.combiner.restored(ensemble.predictions_of(outputs))
     plain = answers_of(ensemble, members, combined)
     if ensemble.info.task == "regression":
