@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from http import HTTPStatus
@@ -40,6 +41,14 @@ TITLES = {
 PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
+class Json(JSONResponse):
+    """JSON in ASCII, which can also say lone surrogates: clients may send them, and names of files may have them."""
+
+    def render(self, content: Any) -> bytes:
+        """Write a value."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 def make_app(service: Service) -> FastAPI:
     """Make the application of a service."""
     app = FastAPI(
@@ -64,7 +73,7 @@ def _add_predict(app: FastAPI, service: Service) -> None:
         """Predict rows, or images, in the order in which they are sent."""
         with service.admitted():
             try:
-                return JSONResponse({"predictions": await _predictions(service, request, top)})
+                return Json({"predictions": await _predictions(service, request, top)})
             except ClientDisconnect:  # nobody will read this
                 raise Refused(400, "the client closed the connection", "send it again") from None
             except (DataError, NumericError) as error:
@@ -79,7 +88,7 @@ def _add_predict(app: FastAPI, service: Service) -> None:
         "/predict",
         predict,
         methods=["POST"],
-        response_class=JSONResponse,
+        response_class=Json,
         responses={200: {"model": PREDICTIONS[service.ensemble.info.task]}, **_problems(*TITLES)},
         openapi_extra={"requestBody": {"required": True, "content": _content(service)}},
     )
@@ -107,12 +116,12 @@ def _add_descriptions(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         """Say whether the service takes requests: 503 while it is stopping."""
         service.check_open()
-        return JSONResponse({"status": "ready"})
+        return Json({"status": "ready"})
 
     @app.get("/model", responses={200: {"model": ModelDescription}})
     async def model() -> Response:
         """Describe the run: its spec, classes, metrics, calibration, input and limits."""
-        return JSONResponse(service.model)
+        return Json(service.model)
 
     metrics_content = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
@@ -150,26 +159,26 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return JSONResponse(error.to_json(), error.status, error.headers)
+        return Json(error.to_json(), error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return JSONResponse(Refused(422, f"{where}: {first['msg']}", "/docs lists all parameters").to_json(), 422)
+        return Json(Refused(422, f"{where}: {first['msg']}", "/docs lists all parameters").to_json(), 422)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
         what = HTTPStatus(error.status_code).phrase.lower()
         where = f"{request.method} {request.url.path}"
         body = Refused(error.status_code, f"{what}: {where}", "/docs lists all paths").to_json()
-        return JSONResponse(body, error.status_code, error.headers)
+        return Json(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         report(f"warning: a request failed: {explain(error).line}")
         what = "the prediction failed; the log of the service says why"
-        return JSONResponse(Refused(500, what, "tell those who run the service").to_json(), 500)
+        return Json(Refused(500, what, "tell those who run the service").to_json(), 500)
 
 
 def _page(app: FastAPI, service: Service, address: str) -> str:

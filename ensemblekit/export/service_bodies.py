@@ -61,7 +61,7 @@ async def read_files(request: Request, body: bytes, max_files: int) -> list[File
 
     parser = MultiPartParser(request.headers, stream(), max_files=max_files, max_fields=max_files)
     parser.spool_max_size = len(body)  # otherwise files of a megabyte would be written to disk
-    fix = f"send the images as files in the field {FIELD}: curl -F {FIELD}=@image.png"
+    fix = f"send at most {max_files:,} images as files in the field {FIELD}: curl -F {FIELD}=@image.png"
     try:
         form = await parser.parse()
     except MultiPartException as error:

@@ -192,7 +192,7 @@ class ImageRows:
         shape = self.transform.stored_shape
         arrays = [_array(row, shape, f"row {number}") for number, row in enumerate(rows, start=1)]
         for number, array in enumerate(arrays, start=1):
-            if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
+            if array.min() < 0 or array.max() > 255 or bool((array != np.round(array)).any()):
                 fix = "send the pixels as they are stored, or upload image files"
                 raise DataError("expected integers from 0 to 255", f"row {number}", fix)
         return self.transform.plain(torch.from_numpy(np.stack(arrays).astype(np.uint8)))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import ensemblekit
+from ensemblekit.core.streams import printable
 from ensemblekit.export.service_answers import Record, predicted_records, with_top
 from ensemblekit.export.service_bodies import FIELD, JSON
 from ensemblekit.export.service_inputs import ImageRows, rows_of
@@ -125,7 +126,7 @@ def _description(run: Run, ensemble: Ensemble, rows: dict[str, Any], limits: Lim
     spec, calibration, conformal = run.spec, ensemble.calibration, ensemble.conformal
     description: dict[str, Any] = finite(
         {
-            "run": run.path.resolve().name,
+            "run": printable(run.path.resolve().name),
             "version": ensemblekit.__version__,
             "task": ensemble.info.task,
             "spec": {

@@ -90,7 +90,8 @@ def test_uploads_are_answered_in_their_order_as_predict_answers(client, images, 
 
 
 def test_arrays_of_pixels_are_answered_as_the_files_are(client, expected):
-    rows = [pixels(index, 8, 8)[None].tolist() for index in range(3)]
+    rows = [pixels(index, 8, 8)[None].tolist() for index in range(2)]
+    rows.append(pixels(2, 8, 8)[None].astype(float).tolist())  # JSON does not distinguish 7 and 7.0
     for body in (rows, {"rows": rows}):
         answers = client.post("/predict", json=body, params={"top": 3}).json()["predictions"]
         assert [answer["class"] for answer in answers] == [record["class"] for record in expected[:3]]
@@ -143,6 +144,7 @@ BAD_BODIES = {
     "another shape": (b"[[[1, 2], [3, 4]]]", "expected shape (1, 8, 8), got (2, 2); row 1"),
     "ragged": (b"[[[1, 2], [3]]]", "equal length; row 1"),
     "fractions": (json.dumps([np.full((1, 8, 8), 0.5).tolist()]).encode(), "integers from 0 to 255; row 1"),
+    "lone surrogates": (b'{"rows": [1], "\\ud800": 1}', r"'\ud800'"),
     "a huge number": (json.dumps([np.full((1, 8, 8), 300).tolist()]).encode(), "integers from 0 to 255"),
 }
 
@@ -167,6 +169,11 @@ def test_images_that_cannot_be_used_are_refused_by_name_before_any_pixel_is_deco
         assert error in problem(client.post("/predict", files=files), 422)["error"]
     for field, value in [("image", ("a.png", good)), ("files", (None, b"text"))]:
         assert "-F files=@image.png" in problem(client.post("/predict", files=[(field, value)]), 422)["fix"]
+    form = {"Content-Type": "multipart/form-data; charset=unicode_escape; boundary=x"}
+    part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="\\ud800"\r\n\r\n' + good + b"\r\n--x--\r\n"
+    echoed = client.post("/predict", content=part, headers=form)
+    assert echoed.status_code == 200
+    assert echoed.json()["predictions"][0]["file"] == "\ud800", "names are data, whatever they are"
     form = {"Content-Type": "multipart/form-data"}
     assert "boundary" in problem(client.post("/predict", content=b"x", headers=form), 422)["error"]
 
