@@ -92,7 +92,7 @@ def serve(service: Service, bound: socket.socket, drain_seconds: float, started:
         if not server.force_exit:
             service.close()
     if server.num_unanswered:
-        what = f"stopped with {server.num_unanswered} unanswered requests"
+        what = f"stopped with {server.num_unanswered} unanswered request{'s' * (server.num_unanswered != 1)}"
         raise Interrupted(what, "ensemblekit serve", "wait after the first signal", 128 + server.signal_number)
 
 

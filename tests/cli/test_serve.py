@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny_runs
 from helpers.commands import last_error, run
 from helpers.image_files import pixels
 
-from ensemblekit.export.service import bind, is_loopback, url_of
+import ensemblekit as ek
+from ensemblekit.core.errors import Interrupted
+from ensemblekit.export.service import SIGNALS, bind, is_loopback, serve, url_of
+from ensemblekit.export.service_limits import Limits
+from ensemblekit.export.service_queue import Batcher
+from ensemblekit.export.service_state import Service
 
 NUM_CLIENTS = 8
+BODY = json.dumps([pixels(1, 8, 8)[None].tolist()])
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +72,47 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch, tmp_path):
 
 
 @pytest.mark.faults
+def test_a_second_signal_ends_it_at_once_and_says_how_many_have_no_answer(trained, monkeypatch):
+    entered, go = threading.Event(), threading.Event()
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+
+    def blocked(self: Batcher, jobs: Any) -> None:
+        entered.set()
+        go.wait(60)
+
+    def ask(address: str) -> None:
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection(address, timeout=60)
+            connection.request("POST", "/predict", BODY, {"Content-Type": "application/json"})
+            connection.getresponse()
+        connection.close()
+
+    def stop() -> None:
+        assert entered.wait(30)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # signals that come together are one
+
+    monkeypatch.setattr(Batcher, "_answer", blocked)
+    service = Service(ek.open_run(trained), ek.load(trained), Limits())
+    with bind("127.0.0.1", 0) as bound:
+        threads = [
+            threading.Thread(target=ask, args=(url_of(bound).removeprefix("http://"),)),
+            threading.Thread(target=stop),
+        ]
+        with pytest.raises(Interrupted, match="stopped with 1 unanswered request") as stopped:
+            serve(service, bound, 60, lambda: [thread.start() for thread in threads])
+    assert stopped.value.exit_code == 143
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    go.set()
+    for thread in threads:
+        thread.join()
+    service.close()
+
+
+@pytest.mark.faults
 def test_after_sigterm_every_request_is_answered_and_the_service_ends_with_0(trained):
     command = [sys.executable, "-m", "ensemblekit", "serve", str(trained), "--port", "0", "--drain", "0.5"]
-    body = json.dumps([pixels(1, 8, 8)[None].tolist()])
     statuses: list[int] = []
     lost: list[BaseException] = []
     busy = threading.Barrier(NUM_CLIENTS + 1, timeout=60)
@@ -73,7 +121,7 @@ def test_after_sigterm_every_request_is_answered_and_the_service_ends_with_0(tra
         connection = http.client.HTTPConnection(address, timeout=30)
         try:
             for number in range(100_000):
-                connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+                connection.request("POST", "/predict", BODY, {"Content-Type": "application/json"})
                 response = connection.getresponse()
                 response.read()
                 statuses.append(response.status)
