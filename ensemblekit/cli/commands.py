@@ -51,7 +51,6 @@ COMPUTING = (
     "conform",
     "select",
     "distil",
-    "serve",
     "sweep",
     "compare",
     "report",

@@ -49,7 +49,7 @@ class Json(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: Service) -> Requests:
     """Make the application of a service."""
     app = FastAPI(
         title=f"ensemblekit: {service.model['run']}",
@@ -61,8 +61,8 @@ def make_app(service: Service) -> FastAPI:
     _handle_errors(app)
     _add_predict(app, service)
     _add_descriptions(app, service)
-    app.add_middleware(Requests, service=service, paths=[route.path for route in app.routes])  # type: ignore[attr-defined]
-    return app
+    # around everything, so that failures are counted, too
+    return Requests(app, service, app.openapi()["paths"])
 
 
 def _add_predict(app: FastAPI, service: Service) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,7 +23,7 @@ class Requests:
         paths: the known paths; others are counted together.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, paths: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service, paths: Iterable[str]) -> None:
         self.app, self.service, self.paths = app, service, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

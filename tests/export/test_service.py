@@ -291,6 +291,8 @@ def test_a_failure_inside_the_service_is_an_answer_too(run, monkeypatch, capfd):
         for error, status in [(RuntimeError("broken"), 500), (MemoryError(), 503)]:
             monkeypatch.setattr(served.batcher, "predict", lambda inputs, top, error=error: [error])
             problem(httpx.post(f"{url}/predict", json=[pixels(1, 8, 8)[None].tolist()]), status)
+            labels = {"path": "/predict", "status": str(status)}
+            assert served.metrics.registry.get_sample_value("ensemblekit_requests_total", labels) == 1
     assert "warning: a request failed: RuntimeError: broken" in capfd.readouterr().err
 
 
