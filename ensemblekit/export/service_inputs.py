@@ -94,7 +94,8 @@ class TableRows:
             if missing:
                 listed, got = ", ".join(map(_quoted, missing[:20])), ", ".join(map(_quoted, list(row)[:20])) or "none"
                 fix = "add the columns of the training table; null stands for a missing value"
-                raise DataError(f"expected columns {listed}, got {got}", where, fix)
+                noun = "a column" if len(missing) == 1 else "columns"
+                raise DataError(f"expected {noun} {listed}, got {got}", where, fix)
             row = [row[name] for name in self.columns]
         elif not isinstance(row, list) or len(row) != len(self.columns):
             got = f"{len(row)} values" if isinstance(row, list) else f"a value of type {json_type(row)}"

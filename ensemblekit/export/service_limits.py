@@ -32,9 +32,9 @@ class Limits:
     """Time in which a body has to arrive."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Refused(Exception):
-    """A request that gets an error as its answer."""
+    """A request that gets an error as its answer; two of them are never the same, as for any exception."""
 
     status: int
     error: str

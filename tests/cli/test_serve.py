@@ -112,7 +112,7 @@ def test_a_second_signal_ends_it_at_once_and_says_how_many_have_no_answer(traine
 
 @pytest.mark.faults
 def test_after_sigterm_every_request_is_answered_and_the_service_ends_with_0(trained):
-    command = [sys.executable, "-m", "ensemblekit", "serve", str(trained), "--port", "0", "--drain", "0.5"]
+    command = [sys.executable, "-m", "ensemblekit", "serve", str(trained), "--port", "0", "--drain", "2"]
     statuses: list[int] = []
     lost: list[BaseException] = []
     busy = threading.Barrier(NUM_CLIENTS + 1, timeout=60)
