@@ -26,6 +26,7 @@ from ensemblekit.cli import (
     run_list,
     runs,
     select,
+    serve,
     specs,
     sweep,
 )
@@ -240,6 +241,7 @@ for module in (
     calibration,
     select,
     distil,
+    serve,
     sweep,
     run_list,
     compare,

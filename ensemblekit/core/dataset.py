@@ -213,6 +213,33 @@ class Dataset(Plugin):
         """
         return None
 
+    def input_columns(self, preparation: Mapping[str, Any]) -> Mapping[str, float | tuple[str, ...]] | None:
+        """Name the columns that `prepare_columns` takes, in the order of the training data.
+
+        Args:
+            preparation: `Splits.preparation` of the run, read back from JSON.
+
+        Returns:
+            By the name of a column, a typical value if it holds numbers, or its categories; None, the default, if only
+            files can be prepared.
+        """
+        return None
+
+    def prepare_columns(self, columns: Mapping[str, Sequence[Any]], preparation: Mapping[str, Any]) -> Prepared:
+        """Prepare rows that are in memory, as `prepare` does for a file.
+
+        Called only if `input_columns` names columns.
+
+        Args:
+            columns: For each of these columns a number or a text per row, None where it is missing.
+            preparation: `Splits.preparation` of the run, read back from JSON.
+
+        Raises:
+            DataError: A value cannot be used; the error names row and column.
+        """
+        where, fix = f'data set "{self.name}"', "implement prepare_columns(columns, preparation)"
+        raise PluginError("input_columns() names columns that no prepare_columns() takes", where, fix, plugin=self.name)
+
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         """Describe prepared inputs (N, *input_shape) in the terms of their owner, for people who look at a sample.
 

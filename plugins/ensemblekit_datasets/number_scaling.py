@@ -61,6 +61,11 @@ class QuantileNumber:
     quantiles: tuple[float, ...]
     """Those of equally spaced probabilities from 0 to 1, ascending, at least two."""
 
+    @property
+    def fill(self) -> float:
+        """What a missing value stands for: the median."""
+        return float(np.median(self.quantiles))
+
     @classmethod
     def fit(cls, name: str, values: Array) -> QuantileNumber:
         """Compute the quantiles of the values (N,) that are not missing."""

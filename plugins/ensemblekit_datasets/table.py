@@ -185,6 +185,12 @@ class Table(Dataset):
 
         return _fitted(preparation).prepare(raw_frame(frame, "the frame"))
 
+    def input_columns(self, preparation: Mapping[str, Any]) -> Mapping[str, float | tuple[str, ...]]:
+        return _fitted(preparation).typical_values
+
+    def prepare_columns(self, columns: Mapping[str, Sequence[Any]], preparation: Mapping[str, Any]) -> Prepared:
+        return _fitted(preparation).prepare_columns(columns)
+
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         return None if preparation is None else _fitted(preparation).encoder.decode(inputs)
 
@@ -207,10 +213,6 @@ class Table(Dataset):
         return Encoder.fit(columns, rows["train"], kinds)(new)
 
 
-def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (target,) if isinstance(target, str) else target
-
-
 def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
     """Read the preparation that a run has saved."""
     from ensemblekit_datasets.table_preparation import TablePreparation
@@ -220,3 +222,7 @@ def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
     except (KeyError, TypeError, ValueError) as error:
         what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
         raise DataError(what, "preparation in model.json", "restore the file") from error
+
+
+def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (target,) if isinstance(target, str) else target

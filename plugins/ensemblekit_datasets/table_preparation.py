@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ensemblekit import DataError, Prepared
 from ensemblekit_datasets.columns import Kind, NumberFormat, check_exist, typed_columns
@@ -42,6 +44,21 @@ class TablePreparation:
             return Prepared(inputs, target_tensor(columns, self.targets, self.classes))
         except DataError as error:
             return Prepared(inputs, no_targets=error)
+
+    @property
+    def typical_values(self) -> dict[str, float | tuple[str, ...]]:
+        """The features by name: the fill value of numbers, or the categories."""
+        return {f.name: f.categories if isinstance(f, Category) else f.fill for f in self.encoder.features}
+
+    def prepare_columns(self, columns: Mapping[str, Sequence[Any]]) -> Prepared:
+        """Prepare rows that are in memory: a number or a text per row and feature, None where it is missing."""
+        arrays = {
+            name: np.array(columns[name], dtype=np.float64 if kind == "number" else object)
+            for name, kind in self.kinds.items()
+        }
+        num_rows = len(next(iter(arrays.values()), ()))
+        raw = RawTable("rows", arrays, "row", range(1, num_rows + 1))
+        return Prepared(self.encoder(typed_columns(raw, self.kinds, self.number_format)))
 
     def to_json(self, described: list[ColumnSummary]) -> dict[str, Any]:
         """Return plain values; `described` are the columns of the training file."""
