@@ -1,0 +1,101 @@
+"""The format hub: a folder with weights, configuration and model card, as model hubs take it. Nothing is uploaded."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ensemblekit.core.errors import RunError, UsageError
+from ensemblekit.core.files import atomic_write
+from ensemblekit.core.plugin import Plugin
+from ensemblekit.export.formats import Exported, ExportRequest
+from ensemblekit.export.model_card import model_card, usage
+from ensemblekit.inference.kept_calibration import KeptCalibration
+from ensemblekit.inference.kept_outputs import RunLoader
+from ensemblekit.inference.loading import load_ensemble
+from ensemblekit.runs.atomic import write_errors
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.model_folder import write_model_folder
+from ensemblekit.runs.run import read_run
+from ensemblekit.spec.sections import Spec
+
+
+def write_hub(request: ExportRequest) -> Exported:
+    """Write the model folder of a run; it appears once it is complete and was loaded.
+
+    Raises:
+        UsageError: a network of the run needs files that are not in its directory.
+        RunError: the folder exists and is not empty, or cannot be written; or the run is damaged.
+    """
+    output = request.output
+    _check_free(output)
+    directory = RunDirectory.open(request.run)
+    run = read_run(directory, request.registry, RunLoader(directory, request.registry))
+    model = directory.read_metadata()
+    _check_complete(run.spec, model["members"])
+    kept = KeptCalibration.read(directory, run.spec.loss)
+    name = directory.path.resolve().name
+    spec_toml, shortened = _without_directories(directory.spec_toml, run.spec)
+    card = model_card(run, name, model, kept, spec_toml, request.licence, request.data)
+    with write_errors(output), atomic_write(output) as staged:
+        write_model_folder(staged, directory, spec_toml, kept.to_json(), card)
+        load_ensemble(staged, request.registry)
+        num_bytes = sum(file.stat().st_size for file in staged.iterdir())
+        names = sorted(file.name for file in staged.iterdir())
+    notes = (f"paths in the spec are shortened to names: {', '.join(shortened)}",) if shortened else ()
+    snippet = usage(run, model, str(output))
+    return Exported(output, "hub", num_bytes, snippet, {"files": names}, notes)
+
+
+def _check_free(output: Path) -> None:
+    """Raise a `RunError` if the folder exists and is not empty: a card may have been edited."""
+    with write_errors(output):
+        if os.path.lexists(output) and (not output.is_dir() or os.listdir(output)):
+            what = "the folder is not empty" if output.is_dir() else "not a folder"
+            raise RunError(what, str(output), "choose another --output, or remove it first", path=str(output))
+
+
+def _check_complete(spec: Spec, members: list[int]) -> None:
+    """Raise a `UsageError` if a network that predicts reads files when it is built."""
+    for plan in spec.networks:
+        if plan.index in members:
+            models = _with_inner(plan.group.model)
+            for key, path in (each for model in models for each in _own_paths(model)):
+                what = f'the model "{plan.group.model.name}" reads files that a folder cannot hold ({key} = {path})'
+                raise UsageError(what, "--format hub", "export a run whose models need no other files")
+
+
+def _without_directories(spec_toml: str, spec: Spec) -> tuple[str, list[str]]:
+    """Return a spec without the directories of this machine, which are nobody's business, and the names that are left.
+
+    Predictions do not depend on them: a model folder has the preparation of new files.
+    """
+    paths = [path for _, plugin in spec.plugins() for _, path in _own_paths(plugin) if path.is_absolute()]
+    names = {str(path): path.name for path in paths}
+    if not names:
+        return spec_toml, []
+    return tomli_w.dumps(_renamed(tomllib.loads(spec_toml), names)), sorted(set(names.values()))
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _renamed(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item, names) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _own_paths(plugin: Plugin) -> Iterator[tuple[str, Path]]:
+    values: dict[str, Any] = {name: getattr(plugin, name) for name in type(plugin).model_fields}
+    return ((name, value) for name, value in values.items() if isinstance(value, Path))
+
+
+def _with_inner(plugin: Plugin) -> Iterator[Plugin]:
+    yield plugin
+    for _, inner in plugin.inner_plugins():
+        yield from _with_inner(inner)
