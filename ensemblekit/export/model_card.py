@@ -113,7 +113,7 @@ def _inputs(model: Mapping[str, Any], columns: Sequence[str]) -> str:
     shape = "×".join(map(str, model["input_shape"]))
     transform = model["transform"]
     if columns:
-        return f"rows of a table, which `ensemblekit predict` turns into {shape} numbers"
+        return f"rows of a table, which ensemblekit predict turns into {shape} numbers"
     if transform is None:
         return f"{shape} numbers" if len(model["input_shape"]) == 1 else f"arrays of {shape} numbers"
     stored = "×".join(map(str, transform["stored_shape"]))
