@@ -1,0 +1,24 @@
+"""Trained ensembles in the formats of other tools: a graph for ONNX or torch.export, checked against the original.
+
+Uses the layers up to `display`. Start with `exporting.py`, which has the function `ensemblekit.export` and the table of
+formats; `graph.py` is the whole ensemble as one module that can be traced.
+
+The package has the name of the public function. Since importing a package sets its name in the package above, this one
+can be called like the function: importing it hides nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from ensemblekit.export import exporting
+
+
+class _CallablePackage(ModuleType):
+    """A package that can be called like the function of its name."""
+
+    __call__ = staticmethod(exporting.export)
+
+
+sys.modules[__name__].__class__ = _CallablePackage
