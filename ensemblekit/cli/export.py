@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ensemblekit.display.console import Printer
     from ensemblekit.export.formats import Exported, InputType
 
-FORMATS = ("onnx", "torch")
+FORMATS = ("onnx", "torch", "hub")
 """Those of `ensemblekit.export.exporting`, which imports torch."""
 
 
@@ -25,9 +25,10 @@ FORMATS = ("onnx", "torch")
 )
 @click.option(
     "--output",
-    metavar="FILE",
+    metavar="PATH",
     type=click.Path(path_type=Path),
-    help="Write to this file, which appears or is replaced once it was checked. Default: model.onnx or model.pt2 in RUN.",
+    help="Write to this file, which appears or is replaced once it was checked, or to this new or empty folder. "
+    "Default: model.onnx, model.pt2 or the folder hub in RUN.",
 )
 @click.option(
     "--input-type",
@@ -35,6 +36,7 @@ FORMATS = ("onnx", "torch")
     help="Type of inputs that are stored as bytes, such as images: uint8 for 0 to 255, float32 for 0 to 1. Default: as "
     "the test data has them, else uint8 for images.",
 )
+@click.option("--licence", metavar="NAME", help="Licence of the model in the card of --format hub, for example MIT.")
 @plugin_option
 @json_option
 def export(
@@ -42,10 +44,11 @@ def export(
     export_format: str,
     output: Path | None,
     input_type: InputType | None,
+    licence: str | None,
     plugin_files: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Write a trained ensemble as one graph for other tools.
+    """Write a trained ensemble for other tools: as one graph, or as a folder for model hubs.
 
     The graph takes batches of any size and contains everything: the preparation of the inputs, all members, how they
     are combined and calibrated, and the uncertainty. --format onnx is for onnxruntime and other runtimes (it needs the
@@ -53,11 +56,15 @@ def export(
 
     The file is run beside the original on test samples, or on random inputs if the run's data cannot be read. If an
     output differs by more than 1e-4 (relative to its size if that is above 1), nothing is written: exit code 6.
+
+    --format hub writes a folder in the form that model hubs take: model.safetensors, config.json, and README.md with a
+    model card: task, data, metrics with intervals, calibration, limitations, how to load. ensemblekit predict and
+    ensemblekit.load read it. Nothing is uploaded.
     """
     from ensemblekit.display.console import Printer
     from ensemblekit.export.exporting import export as export_run
 
-    exported = export_run(run_path, export_format, output, input_type, plugins=plugin_files)
+    exported = export_run(run_path, export_format, output, input_type, licence, plugins=plugin_files)
     printer = Printer()
     if as_json:
         printer.json(exported.to_dict())
@@ -72,7 +79,10 @@ def print_exported(exported: Exported, printer: Printer) -> None:
     printer.verbatim(f"{exported.path}  ({exported.num_bytes / 1000:,.0f} kB)")
     facts = exported.facts
     rows = [_row(kind, value) for kind in ("inputs", "outputs") for value in facts.get(kind, [])]
-    printer.table(("", "name", "type", "shape", "content"), rows)
+    if rows:
+        printer.table(("", "name", "type", "shape", "content"), rows)
+    if "files" in facts:
+        printer.text(", ".join(facts["files"]))
     if "largest_difference" in facts:
         sizes = ", ".join(map(str, facts["batch_sizes"]))
         printer.text(

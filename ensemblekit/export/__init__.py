@@ -1,7 +1,8 @@
-"""Trained ensembles in the formats of other tools: a graph for ONNX or torch.export, checked against the original.
+"""Trained ensembles in the formats of other tools: a graph for ONNX or torch.export, or a folder for model hubs.
 
 Uses the layers up to `display`. Start with `exporting.py`, which has the function `ensemblekit.export` and the table of
-formats; `graph.py` is the whole ensemble as one module that can be traced.
+formats; `graph.py` is the whole ensemble as one module that can be traced;
+`hub.py` writes the folder, and `model_card.py` its card.
 
 The package has the name of the public function. Since importing a package sets its name in the package above, this one
 can be called like the function: importing it hides nothing.

@@ -28,6 +28,8 @@ class ExportRequest:
     """The run's data, if it was passed in Python."""
     input_type: InputType | None = None
     """The type of inputs that were stored as bytes; None: as the run's data has them."""
+    licence: str | None = None
+    """The licence of the model; None: not stated."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,15 @@ class Format:
     """Packages that it needs beside those of ensemblekit itself."""
     extra: str = ""
     """The extra that has these packages."""
+    option: Literal["input_type", "licence"] = "input_type"
+    """The option that it takes beside those that every format does."""
+
+    def check_options(self, name: str, **options: str | None) -> None:
+        """Raise a `UsageError` if an option is given that this format, called `name`, does not take."""
+        for option, value in options.items():
+            if value is not None and option != self.option:
+                what = f"the format {name} has no such option"
+                raise UsageError(what, f"--{option.replace('_', '-')}", "leave it out")
 
     def check_installed(self, name: str) -> None:
         """Raise a `UsageError` that names the extra if a package is missing."""

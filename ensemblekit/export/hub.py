@@ -14,7 +14,6 @@ from ensemblekit.core.errors import RunError, UsageError
 from ensemblekit.core.files import atomic_write
 from ensemblekit.core.plugin import Plugin
 from ensemblekit.export.formats import Exported, ExportRequest
-from ensemblekit.export.model_card import model_card, usage
 from ensemblekit.inference.kept_calibration import KeptCalibration
 from ensemblekit.inference.kept_outputs import RunLoader
 from ensemblekit.inference.loading import load_ensemble
@@ -32,6 +31,9 @@ def write_hub(request: ExportRequest) -> Exported:
         UsageError: a network of the run needs files that are not in its directory.
         RunError: the folder exists and is not empty, or cannot be written; or the run is damaged.
     """
+    # Jinja2 and matplotlib, which come with the card, take a second to import: other formats do not have to wait
+    from ensemblekit.export.model_card import model_card, usage
+
     output = request.output
     _check_free(output)
     directory = RunDirectory.open(request.run)
