@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -91,7 +92,7 @@ def usage(run: Run, model: Mapping[str, Any], folder: str = ".") -> str:
     shape = ", ".join(map(str, (1, *model["input_shape"])))
     stored = ", ".join(map(str, (1, *(model["transform"] or {}).get("stored_shape", ()))))
     more = ", model=MyNetwork" if _is_python_model(run) else ""
-    lines = ["import torch", "import ensemblekit as ek", "", f'ensemble = ek.load("{folder}"{more})']
+    lines = ["import torch", "import ensemblekit as ek", "", f"ensemble = ek.load({json.dumps(folder, ensure_ascii=False)}{more})"]
     if model["transform"] is not None:
         lines.append(f"inputs = torch.zeros({stored}, dtype=torch.uint8)  # images, 0 to 255")
     else:
