@@ -199,8 +199,8 @@ def test_a_model_from_python_is_passed_again(tmp_path):
 
 def test_a_model_that_reads_other_files_is_refused(tmp_path):
     tiny_runs.train(tmp_path / "first")
-    model = {"name": "frozen", "run": str(tmp_path / "first")}
-    spec = {**tiny_runs.SPEC, "model": model, "ensemble": {"members": 1}, "method": "independent"}
+    groups = [{"members": 1}, {"members": 1, "model": {"name": "frozen", "run": str(tmp_path / "first")}}]
+    spec = {**tiny_runs.SPEC, "ensemble": {"groups": groups}, "method": "independent"}
     ek.train(spec, tmp_path / "second", progress=False)
     with pytest.raises(UsageError, match="reads files that a folder cannot hold"):
         ek.export(tmp_path / "second", "hub")
