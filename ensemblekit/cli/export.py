@@ -27,7 +27,8 @@ FORMATS = ("onnx", "torch")
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write to this file, which appears or is replaced once it was checked. Default: model.onnx or model.pt2 in RUN.",
+    help="Write to this file, which appears or is replaced once it was checked. Default: model.onnx or model.pt2 in "
+    "RUN.",
 )
 @click.option(
     "--input-type",

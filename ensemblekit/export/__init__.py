@@ -9,6 +9,7 @@ can be called like the function: importing it hides nothing.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 
@@ -22,3 +23,4 @@ class _CallablePackage(ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallablePackage
+__signature__ = inspect.signature(exporting.export)
