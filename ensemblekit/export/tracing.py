@@ -17,6 +17,7 @@ from ensemblekit.core.input_network import InputNetwork
 from ensemblekit.export.formats import ExportRequest
 from ensemblekit.export.graph import EnsembleGraph
 from ensemblekit.export.graph_metadata import BATCH, graph_metadata
+from ensemblekit.export.input_networks import NumberInputs
 from ensemblekit.export.samples import Samples, samples_of
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.loading import load_ensemble
@@ -59,6 +60,8 @@ def trace(request: ExportRequest) -> TracedRun:
     samples = samples_of(ensemble, request.data, request.input_type)
     if samples.are_random:
         notes.append(f"compared on random inputs, since the run's data cannot be read: {samples.problem}")
+    if ensemble.preparation is not None and isinstance(samples.network, NumberInputs):
+        notes.append("the graph takes prepared inputs: the data set cannot prepare them inside a graph")
     program, outputs = trace_ensemble(ensemble, samples.network)
     metadata = graph_metadata(request, ensemble, samples.network, outputs)
     return TracedRun(ensemble, samples, program, outputs, metadata, tuple(notes))
@@ -107,6 +110,8 @@ def _tracing(ensemble: Ensemble) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     if "Constraints violated" in str(error):
-        return "torch.export cannot trace the ensemble for batches of any size: the size of the batch becomes a constant"
+        return (
+            "torch.export cannot trace the ensemble for batches of any size: the size of the batch becomes a constant"
+        )
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return f"torch.export cannot trace the ensemble: {first:.300}"
