@@ -1,4 +1,4 @@
-"""Translations to ONNX of operations that torch's exporter does not know: distances and insertion into sorted numbers."""
+"""Translations to ONNX of operations that torch's exporter does not know: distances, places in sorted numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return a function of ONNX's operators for each operation of torch."""
-    from onnxscript import opset18 as op
+    from onnxscript import opset18
+
+    op: Any = opset18  # its annotations are those of a script, and these functions are traced
 
     def distances(left: Any, right: Any, p: float, compute_mode: int | None = None) -> Any:
         """Compute the distances (B, N) of rows (B, D) and (N, D) in the norm p."""

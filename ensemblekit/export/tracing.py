@@ -26,8 +26,8 @@ EXAMPLE_SIZE = 4
 """Samples of the batch that is traced: torch takes sizes of 0 and 1 for special cases."""
 
 _FIX = (
-    "in forward(), use x.shape[0] instead of len(x), and no if or loop that depends on values of tensors; a model declares "
-    'it: unsupported() returns {"export": "why"}'
+    "in forward(), use x.shape[0] instead of len(x), and no if or loop that depends on values of tensors; a model "
+    'declares it: unsupported() returns {"export": "why"}'
 )
 
 
