@@ -10,6 +10,7 @@ can be called like the function: importing it hides nothing.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 
@@ -23,3 +24,4 @@ class _CallablePackage(ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallablePackage
+__signature__ = inspect.signature(exporting.export)

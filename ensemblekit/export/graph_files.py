@@ -40,8 +40,8 @@ def exported(
     notes = list(traced.notes)
     if agreement.num_unstable:
         notes.append(
-            f"{agreement.num_unstable} of {agreement.samples} were left out of the comparison: rounding decides a sign or "
-            "a threshold in their networks, in the original too"
+            f"{agreement.num_unstable} of {agreement.samples} were left out of the comparison: rounding decides a sign "
+            "or a threshold in their networks, in the original too"
         )
     weights = request.output.with_name(request.output.name + WEIGHTS_SUFFIX)
     files = [request.output, *([weights] if weights.exists() else [])]

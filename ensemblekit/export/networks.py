@@ -62,9 +62,9 @@ def _recorded_numbers(network: nn.Module, number: int, example: Tensor) -> list[
 
         return uniform
 
-    with torch.no_grad(), stochastic_pass(network, number):
-        with _uniforms(layers, [recording(*pair) for pair in zip(layers, recorded, strict=True)]):
-            network(example)
+    functions = [recording(*pair) for pair in zip(layers, recorded, strict=True)]
+    with torch.no_grad(), stochastic_pass(network, number), _uniforms(layers, functions):
+        network(example)
     return recorded
 
 

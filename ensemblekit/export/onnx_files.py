@@ -16,6 +16,7 @@ from ensemblekit.core.errors import PluginError
 from ensemblekit.export.formats import Exported, ExportRequest
 from ensemblekit.export.graph_files import exported, writing
 from ensemblekit.export.graph_metadata import BATCH, as_text
+from ensemblekit.export.onnx_operators import translations
 from ensemblekit.export.tracing import TracedRun, trace
 from ensemblekit.export.verification import Runner, verify
 
@@ -41,7 +42,8 @@ def write_onnx(request: ExportRequest) -> Exported:
         agreement = verify(traced.ensemble, traced.samples, onnx_runner(staged), str(request.output))
     arguments = ", ".join(f'"{name}": {name}' for name in names)
     usage = f'import onnxruntime\nsession = onnxruntime.InferenceSession("{request.output}")\n'
-    usage += f'probabilities = session.run(["{next(iter(traced.outputs))}"], {{{arguments}}})[0]'
+    first = next(iter(traced.outputs))
+    usage += f'{first} = session.run(["{first}"], {{{arguments}}})[0]'
     return exported(request, "onnx", traced, agreement, usage, {"opset": OPSET})
 
 
@@ -55,6 +57,7 @@ def translate(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
                 input_names=inputs,
                 output_names=outputs,
                 opset_version=OPSET,
+                custom_translation_table=translations(),
                 verbose=False,
             )
     except Exception as error:  # torch.onnx raises errors of many classes
@@ -88,6 +91,8 @@ def onnx_runner(path: Path, threads: int = 0) -> Runner:
 def _describe(model: ONNXProgram, traced: TracedRun) -> None:
     """Add the metadata, and call the first dimension of the inputs by its name."""
     ir_model: Any = model.model
+    for node in ir_model.graph.all_nodes():
+        node.metadata_props.clear()  # where its operation comes from in the source code of this machine
     ir_model.producer_name = "ensemblekit"
     ir_model.producer_version = traced.metadata["ensemblekit_version"]
     ir_model.metadata_props.update(as_text(traced.metadata))

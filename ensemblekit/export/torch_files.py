@@ -26,7 +26,7 @@ def write_torch(request: ExportRequest) -> Exported:
         text = json.dumps(traced.metadata, ensure_ascii=False)
         with staged.open("wb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about its own code
-            torch.export.save(traced.program, file, extra_files={METADATA_FILE: text})  # type: ignore[arg-type]
+            torch.export.save(traced.program, file, extra_files={METADATA_FILE: text})
         agreement = verify(traced.ensemble, traced.samples, torch_runner(staged), str(request.output))
     arguments = ", ".join(described.name for described in traced.samples.network.inputs)
     usage = f'import torch\nmodel = torch.export.load("{request.output}").module()\noutputs = model({arguments})'

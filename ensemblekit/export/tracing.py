@@ -13,15 +13,22 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from ensemblekit.core.errors import EnsemblekitError, PluginError, UsageError
+from ensemblekit.core.input_network import InputNetwork
 from ensemblekit.export.formats import ExportRequest
 from ensemblekit.export.graph import EnsembleGraph
-from ensemblekit.export.graph_metadata import graph_metadata
+from ensemblekit.export.graph_metadata import BATCH, graph_metadata
+from ensemblekit.export.input_networks import NumberInputs
 from ensemblekit.export.samples import Samples, samples_of
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.loading import load_ensemble
 
 EXAMPLE_SIZE = 4
 """Samples of the batch that is traced: torch takes sizes of 0 and 1 for special cases."""
+
+_FIX = (
+    "in forward(), use x.shape[0] instead of len(x), and no if or loop that depends on values of tensors; a model "
+    'declares it: unsupported() returns {"export": "why"}'
+)
 
 
 @dataclass(frozen=True)
@@ -53,26 +60,26 @@ def trace(request: ExportRequest) -> TracedRun:
     samples = samples_of(ensemble, request.data, request.input_type)
     if samples.are_random:
         notes.append(f"compared on random inputs, since the run's data cannot be read: {samples.problem}")
-    example = repeated(samples, EXAMPLE_SIZE)
-    program, outputs = trace_ensemble(ensemble, samples, example)
+    if ensemble.preparation is not None and isinstance(samples.network, NumberInputs):
+        notes.append("the graph takes prepared inputs: the data set cannot prepare them inside a graph")
+    program, outputs = trace_ensemble(ensemble, samples.network)
     metadata = graph_metadata(request, ensemble, samples.network, outputs)
     return TracedRun(ensemble, samples, program, outputs, metadata, tuple(notes))
 
 
-def repeated(samples: Samples, size: int) -> Samples:
-    """Return so many samples; if there are fewer, some of them several times."""
-    index = torch.arange(size) % len(samples)
-    return replace(samples, raw=tuple(part[index] for part in samples.raw), inputs=samples.inputs[index])
+def trace_ensemble(ensemble: Ensemble, network: InputNetwork) -> tuple[ExportedProgram, dict[str, Tensor]]:
+    """Trace an ensemble behind the network that prepares its inputs; also returns outputs of an example.
 
-
-def trace_ensemble(ensemble: Ensemble, samples: Samples, example: Samples) -> tuple[ExportedProgram, dict[str, Tensor]]:
-    """Trace an ensemble on example inputs, for batches of any size; also returns the outputs of the example."""
+    The example is zeros, not samples of the run: torch.export saves it.
+    """
+    example = tuple(torch.zeros(EXAMPLE_SIZE, *one.shape, dtype=one.dtype) for one in network.inputs)
     with torch.no_grad(), _tracing(ensemble):
-        graph = EnsembleGraph(ensemble, samples.network, samples.network(*example.raw)).eval()
-        outputs = graph(*example.raw)
-        batch = Dim("batch", min=1)
-        shapes = {"inputs": tuple({0: batch} for _ in example.raw)}
-        program = torch.export.export(graph, example.raw, dynamic_shapes=shapes, strict=False)
+        graph = EnsembleGraph(ensemble, network, network(*example)).eval()
+        outputs = graph(*example)
+        shapes = {"inputs": tuple({0: Dim(BATCH, min=1)} for _ in example)}
+        program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has the paths of this machine
     return program, outputs
 
 
@@ -98,7 +105,13 @@ def _tracing(ensemble: Ensemble) -> Iterator[None]:
         raise
     except Exception as error:  # torch.export raises errors of many classes
         names = ", ".join(dict.fromkeys(f'"{plan.group.model.name}"' for plan in ensemble.plans))
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        what = f"torch.export cannot trace the ensemble: {first:.300}"
-        fix = 'remove what depends on values of tensors; a model declares it: unsupported() returns {"export": "why"}'
-        raise PluginError(what, f"models {names}, and what combines them", fix) from error
+        raise PluginError(_reason(error), f"models {names}, and what combines them", _FIX) from error
+
+
+def _reason(error: Exception) -> str:
+    if "Constraints violated" in str(error):
+        return (
+            "torch.export cannot trace the ensemble for batches of any size: the size of the batch becomes a constant"
+        )
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return f"torch.export cannot trace the ensemble: {first:.300}"

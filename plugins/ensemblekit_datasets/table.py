@@ -13,6 +13,7 @@ from ensemblekit import DataError, DataInfo, Dataset, Prepared, Splits
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ensemblekit import InputNetwork
     from ensemblekit_datasets.columns import Columns, Kind, NumberFormat
     from ensemblekit_datasets.table_files import RawTable
 
@@ -157,6 +158,12 @@ class Table(Dataset):
             what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
             raise DataError(what, "preparation in model.json", "restore the file") from error
         return fitted.prepare(path)
+
+    def input_network(self, preparation: Mapping[str, Any]) -> InputNetwork | None:
+        from ensemblekit_datasets.table_inputs import table_inputs
+        from ensemblekit_datasets.table_preparation import TablePreparation
+
+        return table_inputs(TablePreparation.from_json(preparation).encoder)
 
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         from ensemblekit_datasets.table_preparation import TablePreparation
