@@ -54,10 +54,11 @@ class CardFigures:
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """95 % intervals of some of them."""
     num_samples: int | None = None
+    """Test samples; None if their outputs are not known, so that there are no intervals."""
     weakest: list[dict[str, Any]] = field(default_factory=list)
     """The classes or labels with the lowest recall, if any is below 1."""
-    missing: str = ""
-    """Why there are no intervals; empty if there are."""
+    plugin_metrics: frozenset[str] = frozenset()
+    """Names of the metrics that are not built-in."""
 
     @property
     def decomposition(self) -> dict[str, float] | None:
@@ -68,14 +69,12 @@ class CardFigures:
     @property
     def rows(self) -> list[tuple[str, float, Interval | None, bool]]:
         """Label, value, interval, and whether it is a share, of each metric of the table."""
-        plugins = [name for name in self.metrics if name in self._of_plugins]
+        plugins = [name for name in self.metrics if name in self.plugin_metrics]
         names = [*(name for name in LABELS if name in self.metrics), *plugins]
         return [
             (LABELS.get(name, name.replace("_", " ")), self.metrics[name], self.intervals.get(name), name in SHARES)
             for name in names
         ]
-
-    _of_plugins: frozenset[str] = frozenset()
 
 
 def card_figures(run: Run, model: Mapping[str, Any], data: Any = None) -> CardFigures:
@@ -89,10 +88,10 @@ def card_figures(run: Run, model: Mapping[str, Any], data: Any = None) -> CardFi
     plugins = frozenset(metric.name for metric in run.spec.known_metrics)
     try:
         kept = run.outputs("test", data)
-    except DataError as error:  # outputs that were not kept, and data that is not there any more
+    except DataError:  # outputs that were not kept, and data that is not there any more
         recorded = {name.removeprefix(PREFIX): value for name, value in run.metrics.items() if name.startswith(PREFIX)}
         numbers = {name: float(value) for name, value in recorded.items() if isinstance(value, int | float)}
-        return CardFigures(numbers, missing=error.problem, _of_plugins=plugins)
+        return CardFigures(numbers, plugin_metrics=plugins)
     combiner = run.combiner()
     statistics = statistics_of(sample_quantities(kept, combiner))
     values = resampled(list(statistics.values()))
@@ -103,7 +102,7 @@ def card_figures(run: Run, model: Mapping[str, Any], data: Any = None) -> CardFi
         if name in metrics
     }
     return CardFigures(
-        metrics, intervals, len(kept), _weakest(kept, combiner, model.get("classes")), _of_plugins=plugins
+        metrics, intervals, len(kept), _weakest(kept, combiner, model.get("classes")), plugin_metrics=plugins
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ensemblekit.inference.loading import load_ensemble
 from ensemblekit.runs.atomic import write_errors
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.model_folder import write_model_folder
-from ensemblekit.runs.run import read_run
+from ensemblekit.runs.run import Run, read_run
 from ensemblekit.spec.sections import Spec
 
 
@@ -32,7 +33,7 @@ def write_hub(request: ExportRequest) -> Exported:
         RunError: the folder exists and is not empty, or cannot be written; or the run is damaged.
     """
     # Jinja2 and matplotlib, which come with the card, take a second to import: other formats do not have to wait
-    from ensemblekit.export.model_card import model_card, usage
+    from ensemblekit.export.model_card import model_card, plugin_files, usage
 
     output = request.output
     _check_free(output)
@@ -41,17 +42,19 @@ def write_hub(request: ExportRequest) -> Exported:
     model = directory.read_metadata()
     _check_complete(run.spec, model["members"])
     kept = KeptCalibration.read(directory, run.spec.loss)
-    name = directory.path.resolve().name
-    spec_toml, shortened = _without_directories(directory.spec_toml, run.spec)
-    card = model_card(run, name, model, kept, spec_toml, request.licence, request.data)
+    names = _names_of_paths(run)
+    tables, environment = _renamed(tomllib.loads(directory.spec_toml), names), _renamed(run.environment, names)
+    spec_toml = tomli_w.dumps(tables) if names else directory.spec_toml
+    shown = replace(run, environment=environment)
+    card = model_card(shown, model, kept, spec_toml, names, request.licence, request.data)
     with write_errors(output), atomic_write(output) as staged:
-        write_model_folder(staged, directory, spec_toml, kept.to_json(), card)
+        write_model_folder(staged, directory, environment, spec_toml, kept.to_json(), card)
         load_ensemble(staged, request.registry)
-        num_bytes = sum(file.stat().st_size for file in staged.iterdir())
-        names = sorted(file.name for file in staged.iterdir())
-    notes = (f"paths in the spec are shortened to names: {', '.join(shortened)}",) if shortened else ()
-    snippet = usage(run, model, str(output))
-    return Exported(output, "hub", num_bytes, snippet, {"files": names}, notes)
+        files = {file.name: file.stat().st_size for file in staged.iterdir()}
+    notes = [f"paths are shortened to names: {', '.join(sorted(set(names.values())))}"] if names else []
+    notes += [f"{file} is not part of the folder: publish it as well" for file in plugin_files(shown)]
+    snippet = usage(shown, model, str(output))
+    return Exported(output, "hub", sum(files.values()), snippet, {"files": sorted(files)}, tuple(notes))
 
 
 def _check_free(output: Path) -> None:
@@ -72,16 +75,14 @@ def _check_complete(spec: Spec, members: list[int]) -> None:
                 raise UsageError(what, "--format hub", "export a run whose models need no other files")
 
 
-def _without_directories(spec_toml: str, spec: Spec) -> tuple[str, list[str]]:
-    """Return a spec without the directories of this machine, which are nobody's business, and the names that are left.
+def _names_of_paths(run: Run) -> dict[str, str]:
+    """Return the names of files by their absolute paths on this machine, which are nobody's business.
 
     Predictions do not depend on them: a model folder has the preparation of new files.
     """
-    paths = [path for _, plugin in spec.plugins() for _, path in _own_paths(plugin) if path.is_absolute()]
-    names = {str(path): path.name for path in paths}
-    if not names:
-        return spec_toml, []
-    return tomli_w.dumps(_renamed(tomllib.loads(spec_toml), names)), sorted(set(names.values()))
+    paths = [path for _, plugin in run.spec.plugins() for _, path in _own_paths(plugin)]
+    paths += [Path(str(plugin["package"])) for plugin in run.environment.get("plugins", [])]
+    return {str(path): path.name for path in paths if path.is_absolute()}
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

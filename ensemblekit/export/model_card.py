@@ -32,10 +32,10 @@ FEW_SAMPLES = 1000
 
 def model_card(
     run: Run,
-    name: str,
     model: Mapping[str, Any],
     kept: KeptCalibration,
     spec_toml: str,
+    names: Mapping[str, str],
     licence: str | None = None,
     data: Any = None,
 ) -> str:
@@ -43,14 +43,15 @@ def model_card(
 
     Args:
         run: the run.
-        name: the name of the model.
         model: the run's model metadata.
         kept: the run's calibration, and prediction sets or intervals.
         spec_toml: the spec to show.
+        names: what to show in place of paths of this machine.
         licence: the licence of the model, if there is one.
         data: the data that was passed in Python, if the run has kept no outputs.
     """
     figures = card_figures(run, model, data)
+    name = run.path.resolve().name
     is_image, columns = model["transform"] is not None, _columns(run, model)
     values = {
         "name": name,
@@ -59,6 +60,7 @@ def model_card(
         "packages": packages(run),
         "usage": code_block(usage(run, model), "python"),
         "is_python_model": _is_python_model(run),
+        "plugin_files": plugin_files(run),
         "files": Markup("new/*.png") if is_image else "new.csv",
         "task": model["task"],
         "inputs": _inputs(model, columns),
@@ -73,7 +75,7 @@ def model_card(
         "calibration": _calibration(model, kept),
         "intended_use": _intended_use(run, model),
         "limitations": _limitations(run, model, figures, kept),
-        "training_rows": _training_rows(run),
+        "training_rows": _training_rows(run, names),
         "spec": code_block(spec_toml, "toml"),
         "environment_rows": facts.environment(run),
         "licence": "Not stated." if licence is None else f"{licence}.",
@@ -87,16 +89,21 @@ def packages(run: Run) -> list[str]:
     return list(dict.fromkeys(["ensemblekit", *used]))
 
 
+def plugin_files(run: Run) -> list[str]:
+    """Return the Python files whose plugins it takes to load the ensemble of a run: those of no package."""
+    used = [str(plugin["package"]) for plugin in run.environment.get("plugins", []) if not plugin.get("version")]
+    return [package for package in dict.fromkeys(used) if package.endswith(".py")]
+
+
 def usage(run: Run, model: Mapping[str, Any], folder: str = ".") -> str:
     """Return a few lines of Python that load a model folder and predict."""
-    shape = ", ".join(map(str, (1, *model["input_shape"])))
-    stored = ", ".join(map(str, (1, *(model["transform"] or {}).get("stored_shape", ()))))
+    path = json.dumps(folder, ensure_ascii=False)
     more = ", model=MyNetwork" if _is_python_model(run) else ""
-    lines = ["import torch", "import ensemblekit as ek", "", f"ensemble = ek.load({json.dumps(folder, ensure_ascii=False)}{more})"]
-    if model["transform"] is not None:
-        lines.append(f"inputs = torch.zeros({stored}, dtype=torch.uint8)  # images, 0 to 255")
-    else:
-        lines.append(f"inputs = torch.zeros({shape})")
+    more += f", plugins={json.dumps(plugin_files(run))}" if plugin_files(run) else ""
+    transform = model["transform"]
+    shape = ", ".join(map(str, (1, *(transform["stored_shape"] if transform else model["input_shape"]))))
+    zeros = f"torch.zeros({shape}, dtype=torch.uint8)  # images, 0 to 255" if transform else f"torch.zeros({shape})"
+    lines = ["import torch", "import ensemblekit as ek", "", f"ensemble = ek.load({path}{more})", f"inputs = {zeros}"]
     if model["task"] == "regression":
         lines.append("values = ensemble.predict(inputs)")
         lines.append("spread = ensemble.member_outputs(inputs).std(dim=0)  # how much the members differ")
@@ -148,10 +155,16 @@ def _data_rows(run: Run) -> facts.Rows:
     return [(label, text) for label, text in rows if text]
 
 
-def _training_rows(run: Run) -> facts.Rows:
+def _training_rows(run: Run, names: Mapping[str, str]) -> facts.Rows:
     """Return what the spec, which the card has as well, does not say at a glance."""
-    rows = [(label.strip(), text) for label, text in facts.overview(run)]
+    rows = [(label.strip(), _shortened(text, names)) for label, text in facts.overview(run)]
     return [row for row in rows if row[0] not in _IN_THE_SPEC] + facts.times(run)[-2:]
+
+
+def _shortened(text: str, names: Mapping[str, str]) -> str:
+    for path, name in names.items():
+        text = text.replace(path, name)
+    return text
 
 
 def _metric_rows(figures: CardFigures) -> list[tuple[str, str, str]]:
@@ -220,7 +233,7 @@ def _limitations(run: Run, model: Mapping[str, Any], figures: CardFigures, kept:
     if not run.validation:
         found.append("There were no validation samples: nothing beside the test data says how it does on new data.")
     found.append("Whether it treats groups of people or things differently was not measured, beyond the classes above.")
-    return [*found, *run.notices]
+    return found
 
 
 @cache

@@ -91,13 +91,19 @@ def read_model_folder(path: Path) -> ModelFolder:
 
 
 def write_model_folder(
-    path: Path, directory: RunDirectory, spec_toml: str, calibration: Mapping[str, Any] | None, card: str
+    path: Path,
+    directory: RunDirectory,
+    environment: Mapping[str, Any],
+    spec_toml: str,
+    calibration: Mapping[str, Any] | None,
+    card: str,
 ) -> None:
     """Write the files of a model folder for a finished run to a new directory.
 
     Args:
         path: the directory, which must not exist.
         directory: the run.
+        environment: that of the run; its version and plugins are kept.
         spec_toml: its spec.
         calibration: what its calibration.json holds, if there is one.
         card: the text of README.md.
@@ -116,7 +122,6 @@ def write_model_folder(
     if sha256_of_file(path / WEIGHTS) != sha256:
         fix = f"ensemblekit resume {directory.path} rebuilds it from the checkpoints"
         raise RunError("checksum mismatch", str(source), fix, path=str(source))
-    environment = directory.environment
     values = {
         "library_name": LIBRARY,
         "format_version": FORMAT_VERSION,

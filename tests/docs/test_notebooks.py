@@ -18,8 +18,11 @@ LARGEST = 60_000
 
 
 def outputs(notebook: Any) -> list[list[tuple[str, Any]]]:
-    """What each cell has put out, without numbers, which may differ on another machine."""
-    return [[described(output) for output in cell.get("outputs", [])] for cell in notebook.cells]
+    """What each cell has put out, without numbers and warnings, which may differ on another machine."""
+    return [
+        [described(output) for output in cell.get("outputs", []) if output.get("name") != "stderr"]
+        for cell in notebook.cells
+    ]
 
 
 def described(output: Any) -> tuple[str, Any]:

@@ -177,6 +177,24 @@ def test_a_verb_that_needs_a_run_says_what_a_folder_is(exported):
         ek.open_run(exported)
 
 
+def test_a_plugin_in_a_file_is_named_and_passed_again(tmp_path):
+    plugin = tmp_path / "secret" / "halved.py"
+    plugin.parent.mkdir()
+    plugin.write_text(
+        "from ensemblekit import Method, hookimpl\n\n\nclass Halved(Method):\n    @hookimpl\n"
+        "    def member_loss(self, outputs, target, loss):\n        return loss(outputs, target) / 2\n"
+    )
+    ek.train({**tiny_runs.SPEC, "method": "halved"}, tmp_path / "run", progress=False, plugins=[plugin])
+    exported = ek.export(tmp_path / "run", "hub", plugins=[plugin])
+    assert 'plugins=["halved.py"]' in exported.usage
+    assert "halved.py is not part of the folder: publish it as well" in exported.notes
+    for file in exported.path.iterdir():
+        assert b"secret" not in file.read_bytes()
+    with pytest.raises(PluginError, match="halved"):
+        ek.load(exported.path)
+    assert len(ek.load(exported.path, plugins=[plugin]).members) == 2
+
+
 class Net(nn.Module):
     def __init__(self, input_shape, num_outputs):
         super().__init__()
@@ -216,7 +234,7 @@ def test_no_directory_of_this_machine_is_published(tmp_path):
     ek.train(spec, tmp_path / "run", progress=False)
     exported = ek.export(tmp_path / "run", "hub", tmp_path / "folder")
     table.unlink()
-    assert exported.notes == ("paths in the spec are shortened to names: table.csv",)
+    assert exported.notes == ("paths are shortened to names: table.csv",)
     for file in exported.path.iterdir():
         assert str(tmp_path).encode() not in file.read_bytes()
     assert "| columns | a, b, c |" in (exported.path / "README.md").read_text()

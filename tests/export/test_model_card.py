@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from helpers.model_folders import NAMES, train
+from helpers.model_folders import NAMES, SPEC, samples, train
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -174,6 +174,17 @@ def test_a_regression_has_its_own_figures(tmp_path):
     assert "datasets" not in data
     assert body(card).rstrip().endswith("Not stated.")
     assert texts(body(card))
+
+
+def test_without_kept_outputs_the_card_has_the_recorded_metrics(tmp_path):
+    spec = {**SPEC, "training": {"epochs": 1, "keep_outputs": False}}
+    run = ek.train(spec, tmp_path / "run", progress=False, data=samples())
+    folder = ek.export(tmp_path / "run", "hub", tmp_path / "without").path
+    card = (folder / "README.md").read_text()
+    assert "There are no intervals" in card
+    assert row(card, "accuracy") == ["accuracy", f"{100 * run.metrics['test_accuracy']:.2f}\N{NO-BREAK SPACE}%"]
+    folder = ek.export(tmp_path / "run", "hub", tmp_path / "with", data=samples()).path
+    assert len(row((folder / "README.md").read_text(), "accuracy")) == 3
 
 
 @pytest.mark.parametrize(
