@@ -158,7 +158,8 @@ def _data_rows(run: Run) -> facts.Rows:
 def _training_rows(run: Run, names: Mapping[str, str]) -> facts.Rows:
     """Return what the spec, which the card has as well, does not say at a glance."""
     rows = [(label.strip(), _shortened(text, names)) for label, text in facts.overview(run)]
-    return [row for row in rows if row[0] not in _IN_THE_SPEC] + facts.times(run)[-2:]
+    times = [(label.replace("in total", "time in total"), text) for label, text in facts.times(run)[-2:]]
+    return [row for row in rows if row[0] not in _IN_THE_SPEC] + times
 
 
 def _shortened(text: str, names: Mapping[str, str]) -> str:
