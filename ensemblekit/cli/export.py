@@ -55,10 +55,13 @@ def export(
     The file is run beside the original on test samples, or on random inputs if the run's data cannot be read. If an
     output differs by more than 1e-4 (relative to its size if that is above 1), nothing is written: exit code 6.
     """
+    from rich.console import Console
+
     from ensemblekit.display.console import Printer
     from ensemblekit.export.exporting import export as export_run
 
-    exported = export_run(run_path, export_format, output, input_type, plugins=plugin_files)
+    with Console(stderr=True).status("tracing, writing and checking the graph"):  # on a terminal alone
+        exported = export_run(run_path, export_format, output, input_type, plugins=plugin_files)
     printer = Printer()
     if as_json:
         printer.json(exported.to_dict())
