@@ -61,10 +61,13 @@ def export(
     model card: task, data, metrics with intervals, calibration, limitations, how to load. ensemblekit predict and
     ensemblekit.load read it. Nothing is uploaded.
     """
+    from rich.console import Console
+
     from ensemblekit.display.console import Printer
     from ensemblekit.export.exporting import export as export_run
 
-    exported = export_run(run_path, export_format, output, input_type, licence, plugins=plugin_files)
+    with Console(stderr=True).status("writing and checking"):  # on a terminal alone
+        exported = export_run(run_path, export_format, output, input_type, licence, plugins=plugin_files)
     printer = Printer()
     if as_json:
         printer.json(exported.to_dict())

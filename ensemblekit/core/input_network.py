@@ -46,5 +46,5 @@ class InputNetwork(nn.Module):
         """Turn raw inputs (B, …) into the members' inputs (B, *input_shape)."""
 
     @abstractmethod
-    def raw(self, prepared: Tensor) -> tuple[Tensor, ...]:
-        """Return raw inputs that `forward` turns into these (B, *input_shape), up to rounding."""
+    def raw(self, stored: Tensor) -> tuple[Tensor, ...]:
+        """Return raw inputs for samples (B, …) as `Dataset.load` returns them, on which a graph is compared."""

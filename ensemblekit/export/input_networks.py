@@ -25,7 +25,7 @@ class ImageInputs(InputNetwork):
 
     def __init__(self, transform: ImageTransform, input_type: InputType) -> None:
         super().__init__()
-        self.crop_size, self.input_type, self.stored_shape = transform.crop_size, input_type, transform.stored_shape
+        self.crop_size, self.input_type = transform.crop_size, input_type
         self.register_buffer("mean", transform.mean)
         self.register_buffer("std", transform.std)
         channels, height, width = transform.stored_shape
@@ -36,10 +36,8 @@ class ImageInputs(InputNetwork):
         (images,) = raw
         return normalise(centre_crop(images, self.crop_size), self.mean, self.std)
 
-    def raw(self, prepared: Tensor) -> tuple[Tensor, ...]:
-        images = torch.zeros(len(prepared), *self.stored_shape)
-        centre_crop(images, self.crop_size).copy_(prepared * self.std[:, None, None] + self.mean[:, None, None])
-        return (as_type(images, self.input_type),)
+    def raw(self, stored: Tensor) -> tuple[Tensor, ...]:
+        return (as_type(stored, self.input_type),)
 
 
 class NumberInputs(InputNetwork):
@@ -58,8 +56,8 @@ class NumberInputs(InputNetwork):
         (inputs,) = raw
         return inputs.to(torch.float32).div(255) if self.input_type == "uint8" else inputs
 
-    def raw(self, prepared: Tensor) -> tuple[Tensor, ...]:
-        return (as_type(prepared, self.input_type),)
+    def raw(self, stored: Tensor) -> tuple[Tensor, ...]:
+        return (as_type(stored, self.input_type),)
 
 
 def as_type(values: Tensor, input_type: InputType) -> Tensor:

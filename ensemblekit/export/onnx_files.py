@@ -98,7 +98,11 @@ def _describe(model: ONNXProgram, traced: TracedRun) -> None:
     ir_model.metadata_props.update(as_text(traced.metadata))
     for value, described in zip(ir_model.graph.inputs, traced.samples.network.inputs, strict=True):
         value.doc_string = described.description
-    model.rename_axes({str(ir_model.graph.inputs[0].shape[0]): BATCH})
+    values = [*ir_model.graph.inputs, *(output for node in ir_model.graph.all_nodes() for output in node.outputs)]
+    old = str(ir_model.graph.inputs[0].shape[0])
+    for value in values:
+        if value.shape is not None:
+            value.shape = type(value.shape)([BATCH if str(size) == old else size for size in value.shape])
 
 
 @contextmanager

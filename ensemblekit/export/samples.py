@@ -15,7 +15,7 @@ from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import load_data
 from ensemblekit.data.python_data import split_parts
 from ensemblekit.export.formats import InputType
-from ensemblekit.export.input_networks import ImageInputs, NumberInputs, as_type, input_network
+from ensemblekit.export.input_networks import ImageInputs, NumberInputs, input_network
 from ensemblekit.inference.ensemble import Ensemble
 
 NUM_SAMPLES = 64
@@ -70,9 +70,8 @@ def samples_of(ensemble: Ensemble, data: Any, input_type: InputType | None) -> S
         raise UsageError(what, "--input-type", "leave it out")
     if stored is None:
         return replace(_random(ensemble, network), are_random=True, problem=problem)
-    if not isinstance(network, ImageInputs | NumberInputs):
-        return Samples(network, network.raw(stored), stored)
-    return _as_taken(ensemble, network, as_type(stored, network.input_type))
+    raw = network.raw(stored)
+    return _as_taken(ensemble, network, *raw) if _takes_stored(network) else Samples(network, raw, stored)
 
 
 def _test_inputs(ensemble: Ensemble, data: Any) -> Tensor:
@@ -90,7 +89,7 @@ def _test_inputs(ensemble: Ensemble, data: Any) -> Tensor:
 
 def _random(ensemble: Ensemble, network: InputNetwork) -> Samples:
     source = generator(ensemble.spec.seed, "export")
-    if isinstance(network, ImageInputs | NumberInputs):
+    if _takes_stored(network):
         (described,) = network.inputs
         shape = (NUM_SAMPLES, *described.shape)
         if described.dtype == torch.uint8:
@@ -104,6 +103,11 @@ def _random(ensemble: Ensemble, network: InputNetwork) -> Samples:
     # what a random number stands for need not be a category: prepared anew, inputs are possible ones
     with torch.no_grad():
         return Samples(network, raw_inputs, network(*raw_inputs))
+
+
+def _takes_stored(network: InputNetwork) -> bool:
+    """Whether a graph takes inputs as the data set stores them, and not as their owner has them before."""
+    return isinstance(network, ImageInputs | NumberInputs)
 
 
 def _as_taken(ensemble: Ensemble, network: InputNetwork, raw: Tensor) -> Samples:

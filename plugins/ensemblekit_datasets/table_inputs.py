@@ -38,8 +38,8 @@ class TableInputs(InputNetwork):
             parts += [(codes.unsqueeze(1) == torch.arange(size)).float() for codes, size in columns]
         return torch.cat(parts, dim=1)
 
-    def raw(self, prepared: Tensor) -> tuple[Tensor, ...]:
-        numbers, *encoded = prepared.split([self.num_numbers, *self.sizes], dim=1)
+    def raw(self, stored: Tensor) -> tuple[Tensor, ...]:
+        numbers, *encoded = stored.split([self.num_numbers, *self.sizes], dim=1)
         codes = [torch.where(one.any(dim=1), one.argmax(dim=1), -1) for one in encoded]
         inputs = [numbers.double() * self.std + self.mean] if self.num_numbers else []
         return (*inputs, *([torch.stack(codes, dim=1)] if codes else []))
