@@ -15,9 +15,10 @@ author = "the ensemblekit authors"
 project_copyright = "2026, the ensemblekit authors"
 release = version = installed_version("ensemblekit")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks are shown with the outputs that they have stored
 exclude_patterns = ["_build"]
 html_math_renderer = "mathml"
 

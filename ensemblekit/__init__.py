@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.errors import DataError, EnsemblekitError, PluginError, Problem, UsageError, did_you_mean
     from ensemblekit.core.files import atomic_write, sha256_of_file
     from ensemblekit.core.hookspecs import GrowingEnsemble, hookimpl
+    from ensemblekit.core.input_network import GraphInput, InputNetwork
     from ensemblekit.core.losses import MSE, Loss
     from ensemblekit.core.memory import fits_in_memory, keep_freed_memory, memory_limit
     from ensemblekit.core.metrics import Metric
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from ensemblekit.data.loading import Batch, Data, Split, load_data
     from ensemblekit.data.scaling import TargetScaling
     from ensemblekit.data.splitting import hold_out
+    from ensemblekit.export.exporting import export
+    from ensemblekit.export.formats import Exported
     from ensemblekit.formulas import build_model, decompose, draw_sample_weights, evaluate, objective
     from ensemblekit.inference.calibrating import CalibrationResult
     from ensemblekit.inference.combining import Combiner
@@ -81,10 +84,13 @@ __all__ = [
     "DistilledRun",
     "Ensemble",
     "EnsemblekitError",
+    "Exported",
     "Extension",
     "Family",
+    "GraphInput",
     "GrowingEnsemble",
     "ImageDataset",
+    "InputNetwork",
     "KeptOutputs",
     "ListedRun",
     "Loss",
@@ -121,6 +127,7 @@ __all__ = [
     "draw_sample_weights",
     "evaluate",
     "evaluate_run",
+    "export",
     "fit_weights",
     "fits_in_memory",
     "generator",
@@ -159,6 +166,7 @@ _HOMES = {
     "core.errors": "DataError EnsemblekitError PluginError Problem UsageError did_you_mean",
     "core.files": "atomic_write sha256_of_file",
     "core.hookspecs": "GrowingEnsemble hookimpl",
+    "core.input_network": "GraphInput InputNetwork",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
     "core.metrics": "Metric",
@@ -175,6 +183,8 @@ _HOMES = {
     "data.loading": "Batch Data Split load_data",
     "data.scaling": "TargetScaling",
     "data.splitting": "hold_out",
+    "export.exporting": "export",
+    "export.formats": "Exported",
     "inference.calibrating": "CalibrationResult",
     "inference.combining": "Combiner",
     "inference.conforming": "ConformalResult",

@@ -176,16 +176,16 @@ def load(
     model: NetworkLike | None = None,
     device: str | torch.device = "cpu",
 ) -> Ensemble:
-    """Load the trained ensemble of a run, an `nn.Module` in evaluation mode; nothing is unpickled.
+    """Load a trained ensemble, an `nn.Module` in evaluation mode; nothing is unpickled.
 
     Args:
-        path: the directory of a finished run.
+        path: the directory of a finished run, or a model folder that `export` with the format hub wrote.
         plugins: plugin classes that the run uses, or local Python files with such classes.
         model: the same model as for `train`, if the run was started with a model from Python.
         device: where to put it: "cpu", "cuda", "cuda:1", "mps", or "auto" for the best available.
 
     Raises:
-        RunError: the run has not finished, or its files are damaged.
+        RunError: the run has not finished, or files are damaged or symbolic links.
         PluginError: a plugin of the run is not installed.
     """
     return loading.load_ensemble(Path(path), registry_of(plugins, model), device)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
 
+from ensemblekit.bench.exported_graph import ONNXRUNTIME, missing_packages, onnx_step
 from ensemblekit.bench.naive_loop import NAIVE_LOSSES, NaiveLoop, naive_outputs
 from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.bench.timing import count_flops
@@ -133,18 +134,26 @@ def inference_contest(workload: Workload, device: torch.device) -> Contest:
         networks = [member.network.eval() for member in workload.members(device)]
         return predicting(repeated(lambda: naive_outputs(networks, inputs), workload.steps))
 
+    def trained() -> Ensemble:
+        networks = [member.network for member in workload.members(device)]
+        return Ensemble(networks, workload.run_spec, workload.info).eval()
+
     def ours(stack: ExitStack) -> Round:
         keep_freed_memory()
-        networks = [member.network for member in workload.members(device)]
-        ensemble = Ensemble(networks, workload.run_spec, workload.info).eval()
+        ensemble = trained()
         return predicting(repeated(lambda: ensemble(inputs), workload.steps))
+
+    def exported(stack: ExitStack) -> Round:
+        return repeated(onnx_step(trained(), inputs, stack), workload.steps)
 
     def flops() -> int:
         networks = [member.network.eval() for member in workload.members(device)]
         with torch.no_grad():
             return count_flops(lambda: naive_outputs(networks, inputs))
 
-    return Contest({NAIVE: naive, OURS: ours}, flops_of_step=flops)
+    reason = "its graph is run on the CPU here" if device.type != "cpu" else missing_packages()
+    makers: dict[str, Maker] = {NAIVE: naive, OURS: ours, **({} if reason else {ONNXRUNTIME: exported})}
+    return Contest(makers, {ONNXRUNTIME: reason} if reason else {}, flops)
 
 
 def pipeline_contest(workload: Workload, device: torch.device, images: Tensor | None = None) -> Contest:

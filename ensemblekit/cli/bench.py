@@ -26,8 +26,9 @@ from ensemblekit.cli.options import json_option, writing_to
 def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool) -> None:
     """Measure every engine against a hand-written training loop.
 
-    Also shows which engine `auto` would choose. Contestants take turns (A B A B …). The loop runs in a process of
-    its own with the default malloc, because the command line changes malloc's settings for its whole process.
+    Also shows which engine `auto` would choose, and predictions by onnxruntime if the extra onnx is installed.
+    Contestants take turns (A B A B …). The loop runs in a process of its own with the default malloc, because the
+    command line changes malloc's settings for its whole process.
 
     The table shows the median time of a step and its spread (half the interquartile range), the speed-up over the
     loop, the growth of memory in a separate process, and the share of this machine's peak rate of matrix products

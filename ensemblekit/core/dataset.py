@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Dataset as TorchDataset
 
+    from ensemblekit.core.input_network import InputNetwork
+
 
 @dataclass(frozen=True)
 class DataInfo:
@@ -249,6 +251,17 @@ class Dataset(Plugin):
 
         Returns:
             For each input, texts by the name of their column; None, the default, if inputs are shown as they are.
+        """
+        return None
+
+    def input_network(self, preparation: Mapping[str, Any]) -> InputNetwork | None:
+        """Return the network that prepares inputs inside an exported graph, as `prepare` does for a file.
+
+        Args:
+            preparation: `Splits.preparation` of the run, read back from JSON.
+
+        Returns:
+            The network; None, the default, if an exported graph takes inputs as `load` returns them.
         """
         return None
 

@@ -265,6 +265,11 @@ class Ensemble(nn.Module):
         """Whether its members are stochastic passes of its networks."""
         return self._passes is not None
 
+    @property
+    def num_passes(self) -> int | None:
+        """The number of stochastic passes of each network in a prediction; None: one deterministic pass."""
+        return self._passes
+
     def anytime(self, risk: float | None = None) -> Anytime:
         """Return what predicts with as few members as each sample needs; see `predict_proba`."""
         if risk not in self._anytime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -37,13 +38,29 @@ class KeptCalibration:
         if values is None:
             return cls()
         with as_written(directory.path / CALIBRATION):
-            saved, conformal = values["calibration"], values["conformal"]
-            return cls(
-                str(values["combiner"]),
-                None if saved is None else Calibration.from_json(saved, loss),
-                None if conformal is None else Conformal.from_json(conformal),
-                dict(values["facts"]),
-            )
+            return cls.from_json(values, loss)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], loss: Loss) -> Self:
+        """Restore it; a ValueError, KeyError or TypeError if the values are not those of one."""
+        saved, conformal = values["calibration"], values["conformal"]
+        return cls(
+            str(values["combiner"]),
+            None if saved is None else Calibration.from_json(saved, loss),
+            None if conformal is None else Conformal.from_json(conformal),
+            dict(values["facts"]),
+        )
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return it as JSON has it; None without calibration, sets and intervals."""
+        if self.calibration is None and self.conformal is None:
+            return None
+        return {
+            "combiner": self.combiner,
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "conformal": None if self.conformal is None else self.conformal.to_json(),
+            "facts": self.facts,
+        }
 
     @classmethod
     def read_intact(cls, directory: RunDirectory, loss: Loss) -> Self:
@@ -56,15 +73,10 @@ class KeptCalibration:
     def write(self, directory: RunDirectory) -> None:
         """Keep it in the run directory; without calibration, sets and intervals there is no file."""
         with directory.lock():
-            if self.calibration is None and self.conformal is None:
+            values = self.to_json()
+            if values is None:
                 remove_calibration(directory.path)
                 return
-            values = {
-                "combiner": self.combiner,
-                "calibration": None if self.calibration is None else self.calibration.to_json(),
-                "conformal": None if self.conformal is None else self.conformal.to_json(),
-                "facts": self.facts,
-            }
             write_calibration(directory.path, directory.format_version, values)
 
     def without_calibration(self) -> Self:

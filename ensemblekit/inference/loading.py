@@ -1,8 +1,9 @@
-"""Loads the ensemble that a run has trained."""
+"""Loads the ensemble that a run has trained, from the run directory or from a model folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,53 @@ from ensemblekit.members.growing import load_weights
 from ensemblekit.members.layout import output_layout
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
-from ensemblekit.runs.run import read_spec
+from ensemblekit.runs.model_folder import is_model_folder, read_model_folder
+from ensemblekit.runs.own_files import CONFIG, MODEL
+from ensemblekit.runs.run import read_folder_spec, read_spec
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import choose_device
 from ensemblekit.training.life_cycle import restore_methods
 
 
+@dataclass(frozen=True)
+class TrainedModel:
+    """What an ensemble is built from: read from a run, or from a model folder."""
+
+    file: Path
+    """The file of the metadata, for errors."""
+    spec: Spec
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, Any]
+    kept: KeptCalibration
+
+
 def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "cpu") -> Ensemble:
-    """Load the trained ensemble of a run to a device, in evaluation mode; nothing is unpickled."""
+    """Load the trained ensemble of a run or a model folder to a device, in evaluation mode; nothing is unpickled."""
     target = inference_device(device)
+    ensemble = _build(_read_folder(path, registry) if is_model_folder(path) else _read_run(path, registry))
+    ensemble.source = path
+    return ensemble.eval().to(target)
+
+
+def _read_run(path: Path, registry: Registry) -> TrainedModel:
     directory = RunDirectory.open(path)
     spec = read_spec(directory, registry)
     tensors, metadata = directory.read_model()
-    with as_written(path / "model.json"):
+    return TrainedModel(path / MODEL, spec, tensors, metadata, KeptCalibration.read(directory, spec.loss))
+
+
+def _read_folder(path: Path, registry: Registry) -> TrainedModel:
+    folder = read_model_folder(path)
+    spec, saved = read_folder_spec(folder, registry), folder.calibration
+    with as_written(path / CONFIG):
+        kept = KeptCalibration() if saved is None else KeptCalibration.from_json(saved, spec.loss)
+    return TrainedModel(path / CONFIG, spec, folder.read_weights(), folder.metadata, kept)
+
+
+def _build(model: TrainedModel) -> Ensemble:
+    """Build the networks and load their weights."""
+    spec, tensors, metadata = model.spec, model.tensors, model.metadata
+    with as_written(model.file):
         info = read_info(metadata, tensors)
         classes = tuple(metadata["classes"]) if metadata["classes"] else None
         transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
@@ -51,10 +86,8 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)
     ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
-    kept = KeptCalibration.read(directory, spec.loss)
-    ensemble.calibration, ensemble.conformal = kept.calibration, kept.conformal
-    ensemble.source = path
-    return ensemble.eval().to(target)
+    ensemble.calibration, ensemble.conformal = model.kept.calibration, model.kept.conformal
+    return ensemble
 
 
 def trained_methods(spec: Spec, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> list[Method]:

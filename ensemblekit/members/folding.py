@@ -33,6 +33,16 @@ def folded(network: nn.Module) -> tuple[nn.Module, int]:
 
     Max-poolings of 2 × 2 no longer compute the indices of the maxima, which only training needs.
     """
+    network, count = with_folded_norms(network)
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if _is_pool_of_two(layer):
+                setattr(parent, name, MaxPoolWithoutIndices())
+    return network, count
+
+
+def with_folded_norms(network: nn.Module) -> tuple[nn.Module, int]:
+    """Return a copy in evaluation mode with batch norms folded, and how many were folded; other layers stay."""
     network = deepcopy(network).eval().requires_grad_(False)
     uses = Counter(id(layer) for _, layer in network.named_modules(remove_duplicate=False))
     count = 0
@@ -44,10 +54,6 @@ def folded(network: nn.Module) -> tuple[nn.Module, int]:
                 setattr(sequence, name, _fold(layer, norm))
                 setattr(sequence, following, nn.Identity())
                 count += 1
-    for parent in list(network.modules()):
-        for name, layer in list(parent.named_children()):
-            if _is_pool_of_two(layer):
-                setattr(parent, name, MaxPoolWithoutIndices())
     return network, count
 
 

@@ -131,7 +131,7 @@ def outputs_of_passes(network: nn.Module, inputs: Tensor, passes: int | None) ->
     """
     if passes is None:
         return torch.stack([network(inputs)])
-    deterministic, stochastic = _split_at_first_stochastic(network)
+    deterministic, stochastic = split_at_first_stochastic(network)
     features = deterministic(inputs)
     outputs = []
     for number in range(passes):
@@ -140,7 +140,7 @@ def outputs_of_passes(network: nn.Module, inputs: Tensor, passes: int | None) ->
     return torch.stack(outputs)
 
 
-def _split_at_first_stochastic(network: nn.Module) -> tuple[nn.Module, nn.Module]:
+def split_at_first_stochastic(network: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Split a network before its first stochastic layer; only a plain `nn.Sequential` has a known order of layers."""
     if type(network) is not nn.Sequential or network._forward_hooks or network._forward_pre_hooks:
         return nn.Identity(), network

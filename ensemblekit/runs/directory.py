@@ -186,6 +186,11 @@ class RunDirectory:
             if (result := self.read_result()) is not None:
                 self.write_result(result)
 
+    @property
+    def spec_toml(self) -> str:
+        """The text of spec.toml when the run was begun."""
+        return self._record.spec
+
     def check_spec_unchanged(self) -> None:
         """Raise a `RunError` that names every key of spec.toml whose value differs from when the run was begun."""
         self._record.check_spec_unchanged()
@@ -315,6 +320,10 @@ class RunDirectory:
     def read_metadata(self) -> dict[str, Any]:
         """Read and verify what it takes to use the trained model beside its weights, which are not read."""
         return model_files.read_metadata(self.path, self._record.format_version)
+
+    def weights_sha256(self) -> str:
+        """Return the checksum of the trained model's weights, which are not read."""
+        return model_files.weights_sha256(self.path, self._record.format_version)
 
     def write_outputs(self, splits: Mapping[str, KeptOutputs]) -> dict[str, Any]:
         """Store the members' outputs by the name of the split; returns what the result has to say about the file."""

@@ -39,23 +39,28 @@ def read_model(path: Path, format_version: int) -> tuple[dict[str, Tensor], dict
     Raises:
         RunError: a file is missing or damaged; `ensemblekit resume` rebuilds it.
     """
-    weights, fix = path / WEIGHTS, f"ensemblekit resume {path} rebuilds it from the checkpoints"
+    fix = f"ensemblekit resume {path} rebuilds it from the checkpoints"
     sha256, metadata = _read_record(path / MODEL, fix, format_version)
+    return read_weights(path / WEIGHTS, sha256, fix), metadata
+
+
+def read_weights(file: Path, sha256: str, fix: str) -> dict[str, Tensor]:
+    """Read and verify the tensors of a file; a `RunError` with this fix if they are missing or damaged."""
     try:
-        intact = sha256_of_file(weights) == sha256
-        tensors = read_tensors(weights)
+        intact = sha256_of_file(file) == sha256
+        tensors = read_tensors(file)
     except FileNotFoundError as error:
-        what = f"{WEIGHTS} is missing: it holds the weights of the trained ensemble"
-        raise RunError(what, str(weights), fix, path=str(weights)) from error
+        what = f"{file.name} is missing: it holds the weights of the trained ensemble"
+        raise RunError(what, str(file), fix, path=str(file)) from error
     except SafetensorError as error:
         what = "refused: not a safetensors file" + ("" if intact else " (checksum mismatch)")
         fix = f"{fix}; other formats are never loaded"
-        raise RunError(what, str(weights), fix, path=str(weights)) from error
+        raise RunError(what, str(file), fix, path=str(file)) from error
     except OSError as error:
-        raise RunError(f"cannot read: {error.strerror}", str(weights), fix, path=str(weights)) from error
+        raise RunError(f"cannot read: {error.strerror}", str(file), fix, path=str(file)) from error
     if not intact:
-        raise RunError("checksum mismatch", str(weights), fix, path=str(weights))
-    return tensors, metadata
+        raise RunError("checksum mismatch", str(file), fix, path=str(file))
+    return tensors
 
 
 def read_metadata(path: Path, format_version: int) -> dict[str, Any]:

@@ -20,6 +20,8 @@ WEIGHTS, MODEL, OUTPUTS, CALIBRATION, RESULT, CHECKPOINTS, LOCK = (
     "checkpoints",
     ".lock",
 )
+CONFIG, CARD = "config.json", "README.md"
+"""Those of a model folder, beside the weights."""
 
 FILES = {RUN, SPEC, ENVIRONMENT, METRICS, WEIGHTS, MODEL, OUTPUTS, CALIBRATION, RESULT, LOCK}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,8 @@ from ensemblekit.core.metrics import translate_names
 from ensemblekit.core.registry import Registry
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.json_files import as_written
+from ensemblekit.runs.model_folder import ModelFolder
+from ensemblekit.runs.own_files import CONFIG
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import TRAINING_KINDS, Spec
 
@@ -188,15 +192,35 @@ def read_spec(directory: RunDirectory, registry: Registry, for_training: bool = 
     directory.check_spec_unchanged()
     with as_written(directory.path / "environment.json"):
         used = [(entry["kind"], entry["name"], entry["package"]) for entry in directory.environment.get("plugins", [])]
-        for kind, name, package in used:
-            if for_training or kind not in TRAINING_KINDS:
-                registry.get(kind, name, package=package)
+        _check_installed(used, registry, for_training)
+    return _checked_spec(directory.path / "spec.toml", registry, directory.path, directory.format_version, for_training)
+
+
+def read_folder_spec(folder: ModelFolder, registry: Registry) -> Spec:
+    """Read the spec of a model folder; plugins are looked up as for `read_spec`."""
+    with as_written(folder.path / CONFIG):
+        _check_installed(folder.plugins, registry)
+        tables = tomllib.loads(folder.spec)
+    return _checked_spec(tables, registry, folder.path, folder.run_format)
+
+
+def _check_installed(used: Iterable[tuple[str, str, str]], registry: Registry, for_training: bool = False) -> None:
+    """Raise a `PluginError` that names the package of the first plugin, by kind, name and package, that is missing."""
+    for kind, name, package in used:
+        if for_training or kind not in TRAINING_KINDS:
+            registry.get(kind, name, package=package)
+
+
+def _checked_spec(
+    source: Path | Mapping[str, Any], registry: Registry, path: Path, format_version: int, for_training: bool = False
+) -> Spec:
+    """Read a spec, from a file or as tables, of the run or model folder `path`."""
     try:
-        spec = load_spec(directory.path / "spec.toml", None, registry, ask_plugins=False, for_training=for_training)
-        return replace(spec, data=spec.data.in_format(directory.format_version))
+        spec = load_spec(source, None, registry, ask_plugins=False, for_training=for_training)
+        return replace(spec, data=spec.data.in_format(format_version))
     except SpecError as error:
         for problem in error.problems:
             if problem.code == "unknown_plugin":
-                raise PluginError(problem.what, f"{problem.path} of {directory.path}", problem.fix) from error
+                raise PluginError(problem.what, f"{problem.path} of {path}", problem.fix) from error
         details = [str(problem) for problem in error.problems] if len(error.problems) > 1 else []
-        raise RunError(error.what, error.where, error.fix, path=str(directory.path), details=details) from error
+        raise RunError(error.what, error.where, error.fix, path=str(path), details=details) from error

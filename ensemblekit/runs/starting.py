@@ -14,7 +14,17 @@ from ensemblekit.core.errors import RunError
 from ensemblekit.core.files import STAGING
 from ensemblekit.runs.atomic import sweep, write_errors
 from ensemblekit.runs.manifests import position_of
-from ensemblekit.runs.own_files import CHECKPOINTS, ENVIRONMENT, LOCK, METRICS, RUN, SPEC, check_own_files
+from ensemblekit.runs.own_files import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    RUN,
+    SPEC,
+    WEIGHTS,
+    check_own_files,
+)
 from ensemblekit.runs.record import RunRecord
 
 
@@ -64,6 +74,11 @@ def no_run(path: Path) -> RunError:
     if {SPEC, CHECKPOINTS} <= names:
         fix = f"restore {RUN}, or train again in another directory: ensemblekit train {path / SPEC} --out OTHER"
         return RunError(f"{RUN} is missing", str(path), fix)
+    if {CONFIG, WEIGHTS} <= names:
+        what = "a model folder, not a run: it has no outputs, metrics and checkpoints"
+        return RunError(
+            what, str(path), "give the run directory; a model folder is for `ensemblekit predict` and ek.load"
+        )
     return RunError("not a run directory", str(path), "give the directory that `ensemblekit train` wrote")
 
 

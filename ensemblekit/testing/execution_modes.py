@@ -83,13 +83,14 @@ def run_vmap(members: Members, inputs: Tensor) -> None:
 
 
 def run_export(members: Members, inputs: Tensor) -> None:
-    """The network in evaluation mode, exported by torch.export, gives the same outputs."""
+    """The network in evaluation mode, exported by torch.export for batches of any size, gives the same outputs."""
     network = members[0]
     network.eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about its own code
-        exported = torch.export.export(network, (inputs,))
+        exported = torch.export.export(network, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         _compare(exported.module()(inputs), network(inputs), "outputs")
+        _compare(exported.module()(inputs[:1]), network(inputs[:1]), "outputs of a single sample")
 
 
 EXECUTION_MODES: dict[str, Callable[[Members, Tensor], None]] = {

@@ -13,6 +13,7 @@ from ensemblekit import DataError, Dataset, Prepared, Problem, Splits
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ensemblekit import InputNetwork
     from ensemblekit_datasets.columns import Kind, NumberFormat
     from ensemblekit_datasets.table_preparation import TablePreparation
 
@@ -190,6 +191,12 @@ class Table(Dataset):
 
     def prepare_columns(self, columns: Mapping[str, Sequence[Any]], preparation: Mapping[str, Any]) -> Prepared:
         return _fitted(preparation).prepare_columns(columns)
+
+    def input_network(self, preparation: Mapping[str, Any]) -> InputNetwork | None:
+        from ensemblekit_datasets.table_inputs import table_inputs
+        from ensemblekit_datasets.table_preparation import TablePreparation
+
+        return table_inputs(TablePreparation.from_json(preparation).encoder)
 
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         return None if preparation is None else _fitted(preparation).encoder.decode(inputs)

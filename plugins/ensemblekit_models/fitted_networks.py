@@ -122,7 +122,7 @@ class FittedTrees(FittedNetwork):
 
     def scores(self, inputs: Tensor) -> Tensor:
         inputs = inputs.float()  # as scikit-learn does: its thresholds are compared with float32
-        node = self.roots.expand(len(inputs), -1)
+        node = self.roots.expand(inputs.shape[0], -1)  # not len(), which an exported graph would take for a constant
         for _ in range(len(self.levels)):
             is_right = inputs.gather(1, self.feature[node]) > self.threshold[node]
             node = self.child[node, is_right.long()]

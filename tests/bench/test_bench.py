@@ -23,6 +23,7 @@ from ensemblekit.bench.timing import GemmMeter, Timing, count_flops, interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
 from ensemblekit.engines import threaded
 from ensemblekit.engines.sequential import SequentialEngine
+from ensemblekit.export import formats
 from ensemblekit.spec.sections import ENGINES
 
 CPU = torch.device("cpu")
@@ -136,9 +137,16 @@ def test_every_contestant_of_inference_and_of_the_data_pipeline_runs(name):
     workload = smaller(workload) if workload.spec else workload
     with ExitStack() as stack:
         rounds = {name: make(stack) for name, make in contest_of(workload, CPU).makers.items()}
-        assert list(rounds) == [NAIVE, "ensemblekit"]
+        assert list(rounds) == [NAIVE, "ensemblekit", *(["onnxruntime"] if name.startswith("inference") else [])]
         for work in rounds.values():
             work()
+
+
+def test_without_its_extra_onnxruntime_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    contest = contest_of(smaller(all_workloads()["inference-16"]), CPU)
+    assert list(contest.makers) == [NAIVE, "ensemblekit"]
+    assert "pip install 'ensemblekit[onnx]'" in contest.cannot_run["onnxruntime"]
 
 
 def test_kept_copies_do_not_count_as_useful_arithmetic():
