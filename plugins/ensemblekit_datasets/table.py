@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ensemblekit import InputNetwork
     from ensemblekit_datasets.columns import Columns, Kind, NumberFormat
     from ensemblekit_datasets.table_files import RawTable
+    from ensemblekit_datasets.table_preparation import TablePreparation
 
 Name = Annotated[str, Field(min_length=1)]
 ANY_NUMBER = 2**31 - 1
@@ -150,20 +151,12 @@ class Table(Dataset):
         )
 
     def prepare(self, path: Path, preparation: Mapping[str, Any]) -> Prepared:
-        from ensemblekit_datasets.table_preparation import TablePreparation
-
-        try:
-            fitted = TablePreparation.from_json(preparation)
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
-            raise DataError(what, "preparation in model.json", "restore the file") from error
-        return fitted.prepare(path)
+        return _fitted(preparation).prepare(path)
 
     def input_network(self, preparation: Mapping[str, Any]) -> InputNetwork | None:
         from ensemblekit_datasets.table_inputs import table_inputs
-        from ensemblekit_datasets.table_preparation import TablePreparation
 
-        return table_inputs(TablePreparation.from_json(preparation).encoder)
+        return table_inputs(_fitted(preparation).encoder)
 
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         from ensemblekit_datasets.table_preparation import TablePreparation
@@ -234,6 +227,16 @@ class Table(Dataset):
         from ensemblekit_datasets.columns import NumberFormat
 
         return NumberFormat(self.decimal)
+
+
+def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
+    from ensemblekit_datasets.table_preparation import TablePreparation
+
+    try:
+        return TablePreparation.from_json(preparation)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
+        raise DataError(what, "preparation in model.json", "restore the file") from error
 
 
 def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
