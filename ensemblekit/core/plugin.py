@@ -252,7 +252,8 @@ class Model(Plugin):
         """Return the execution modes that this model does not support, each with the reason; engines respect it.
 
         Keys are "vmap", "channels_last", "autocast" (bf16), "meta" and "export" (torch.export of the network in
-        evaluation mode). Default: those that the models in it do not support; it supports all others.
+        evaluation mode, for batches of any size). Default: those that the models in it do not support; it supports all
+        others.
         """
         return {mode: reason for model in self._inner_models() for mode, reason in model.unsupported().items()}
 

@@ -194,9 +194,8 @@ class Table(Dataset):
 
     def input_network(self, preparation: Mapping[str, Any]) -> InputNetwork | None:
         from ensemblekit_datasets.table_inputs import table_inputs
-        from ensemblekit_datasets.table_preparation import TablePreparation
 
-        return table_inputs(TablePreparation.from_json(preparation).encoder)
+        return table_inputs(_fitted(preparation).encoder)
 
     def describe_inputs(self, inputs: Tensor, preparation: Mapping[str, Any] | None) -> list[dict[str, str]] | None:
         return None if preparation is None else _fitted(preparation).encoder.decode(inputs)
@@ -222,6 +221,16 @@ class Table(Dataset):
 
 def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
     """Read the preparation that a run has saved."""
+    from ensemblekit_datasets.table_preparation import TablePreparation
+
+    try:
+        return TablePreparation.from_json(preparation)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
+        raise DataError(what, "preparation in model.json", "restore the file") from error
+
+
+def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
     from ensemblekit_datasets.table_preparation import TablePreparation
 
     try:
