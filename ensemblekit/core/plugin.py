@@ -307,9 +307,18 @@ class Model(Plugin):
 
     def build_for(self, input_shape: tuple[int, ...], num_outputs: int, member: int = 0) -> nn.Module:
         """Build the network of a member: `build`, with the member's index if it names that. For wrappers of models."""
-        if "member" in signature(self.build).parameters:
+        if self._names_member:
             return self.build(input_shape, num_outputs, member=member)  # type: ignore[call-arg]  # authors may name it
         return self.build(input_shape, num_outputs)
+
+    @property
+    def depends_on_member(self) -> bool:
+        """Whether the networks of two members may differ in more than their weights."""
+        return self._names_member or type(self).build_for is not Model.build_for
+
+    @property
+    def _names_member(self) -> bool:
+        return "member" in signature(self.build).parameters
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,23 @@ from ensemblekit.members.stochastic import make_reproducible, stochastic_layers,
 from ensemblekit.spec.sections import NetworkPlan
 
 
-def build_network(plan: NetworkPlan, layout: OutputLayout, input_shape: tuple[int, ...], seed: int) -> nn.Module:
-    """Build one network of a spec, of the sizes that its outputs have."""
+def build_network(
+    plan: NetworkPlan, layout: OutputLayout, input_shape: tuple[int, ...], seed: int, tried: set[Hashable]
+) -> nn.Module:
+    """Build one network of a spec, of the sizes that its outputs have.
+
+    Args:
+        plan: the network's model and the index of its member.
+        layout: the sizes of the outputs.
+        input_shape: shape of one input.
+        seed: of the run.
+        tried: see `build_member`.
+    """
     group = plan.group
+    size, members = layout.num_outputs, plan.members
     if group.role == "auxiliary":
-        size = next(rows.size for rows in layout.auxiliary if rows.name == group.name)
-        return build_member(group.model, input_shape, size, seed, plan.index)
-    return build_member(group.model, input_shape, layout.num_outputs, seed, plan.index, plan.members)
+        size, members = next(rows.size for rows in layout.auxiliary if rows.name == group.name), 1
+    return build_member(group.model, input_shape, size, seed, plan.index, members, tried=tried)
 
 
 def build_members(
@@ -80,7 +90,14 @@ def _addresses(network: nn.Module) -> list[tuple[str, int]]:
 
 
 def build_member(
-    model: Model, input_shape: tuple[int, ...], num_outputs: int, seed: int, member: int, num_members: int = 1
+    model: Model,
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    seed: int,
+    member: int,
+    num_members: int = 1,
+    *,
+    tried: set[Hashable] | None = None,
 ) -> nn.Module:
     """Build one network (B, *input_shape) → (B, num_outputs), determined by the model, `seed` and the member's index.
 
@@ -94,6 +111,8 @@ def build_member(
         seed: of the run.
         member: the index of the member, or of the first member of a family.
         num_members: the number of members, if the model is a family: the network maps to (num_members, B, num_outputs).
+        tried: the networks whose outputs have been checked, by model and shapes: those of another member with the same
+            model and shapes are not checked again. Networks that are checked are added.
 
     Raises:
         PluginError: the model does not build a network of these sizes.
@@ -114,8 +133,18 @@ def build_member(
             shape: tuple[int, ...] = (num_members, 3 if num_members == 2 else 2, width)
         else:
             network, shape = model.build_for(input_shape, num_outputs, member), (2, width)
-        _check_outputs(model, network, input_shape, shape)
+        form = _form(model, network, shape)
+        if tried is None or form not in tried or model.depends_on_member:
+            _check_outputs(model, network, input_shape, shape)
+        if tried is not None:
+            tried.add(form)
     return make_reproducible(network, seed, member)
+
+
+def _form(model: Model, network: nn.Module, shape: tuple[int, ...]) -> Hashable:
+    """Equal for networks of the same model and outputs whose parameters and buffers have the same shapes."""
+    tensors = [*network.named_parameters(), *network.named_buffers()] if isinstance(network, nn.Module) else []
+    return model.key, shape, tuple((name, value.shape) for name, value in tensors)
 
 
 def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
