@@ -69,7 +69,7 @@ def verify_overrides(plugin_class: type, plugin_name: str) -> None:
     where = f"{plugin_class.__module__}.{plugin_class.__qualname__}"
     base = next(cls for cls in plugin_class.__mro__ if cls.__module__.startswith("ensemblekit."))
     for name in dir(base):
-        declared, override = (inspect.getattr_static(cls, name, None) for cls in (base, plugin_class))
+        declared, override = (static_attribute(cls, name) for cls in (base, plugin_class))
         if override is declared or name.startswith("_"):
             continue
         if isinstance(declared, property) and not isinstance(override, property | cached_property):

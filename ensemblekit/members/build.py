@@ -41,8 +41,9 @@ def build_members(
 ) -> list[nn.Module]:
     """Build one network per model; raises a `PluginError` if two of them share weights or start with equal ones."""
     members: list[nn.Module] = []
+    tried: set[Hashable] = set()
     for index, model in enumerate(models):
-        member = build_member(model, input_shape, num_outputs, seed, index)
+        member = build_member(model, input_shape, num_outputs, seed, index, tried=tried)
         check_independent(member, index, model, members)
         members.append(member)
     check_not_equal(list(zip(members, models, strict=True)))
