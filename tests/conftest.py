@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -20,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 MEMORY = "/dev/shm"
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules, which stay to the end, out of every later garbage collection."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
