@@ -28,6 +28,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let the interpreter free the modules at its end; extension modules report what they leak."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def registry() -> Registry:
     """Everything installed, and the toy plugins."""

@@ -51,9 +51,10 @@ class PredictionDefaults(Defaults):
 
 class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        # Only look at functions of the class: touching every attribute of a pydantic instance
+        # Only look at marked functions of the class: touching every attribute of a pydantic instance
         # runs its properties and sets off pydantic's deprecation warnings.
-        if not inspect.isfunction(static_attribute(type(plugin), name)):
+        function = static_attribute(type(plugin), name)
+        if not inspect.isfunction(function) or not hasattr(function, f"{PROJECT}_impl"):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 
