@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import os
 import shutil
 import tempfile
@@ -20,6 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Thousands of tiny run directories, each file of which is synchronised with the disk: in memory that takes no time.
 MEMORY = "/dev/shm"
 if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    # what was compiled stays where torch keeps it by default, for the next time
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
     os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 
