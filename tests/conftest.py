@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import getpass
 import os
+import shutil
+import tempfile
 from typing import Any
 
 import pytest
@@ -13,6 +17,24 @@ from ensemblekit.core.registry import Registry, discover
 # Before torch is imported: every worker of pytest-xdist has a core of its own, and torch's threads would wait for each
 # other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Thousands of tiny run directories, each file of which is synchronised with the disk: in memory that takes no time.
+MEMORY = "/dev/shm"
+if "TMPDIR" not in os.environ and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    # what was compiled stays where torch keeps it by default, for the next time
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules, which stay to the end, out of every later garbage collection."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the interpreter free the modules at its end; extension modules report what they leak."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Method, Plugin
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.tensors import describe_tensor
-from ensemblekit.core.verification import verify_hooks
+from ensemblekit.core.verification import static_attribute, verify_hooks
 
 DEFAULTS = "defaults"
 
@@ -51,9 +51,10 @@ class PredictionDefaults(Defaults):
 
 class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        # Only look at functions of the class: touching every attribute of a pydantic instance
+        # Only look at marked functions of the class: touching every attribute of a pydantic instance
         # runs its properties and sets off pydantic's deprecation warnings.
-        if not inspect.isfunction(inspect.getattr_static(type(plugin), name, None)):
+        function = static_attribute(type(plugin), name)
+        if not inspect.isfunction(function) or not hasattr(function, f"{PROJECT}_impl"):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 

@@ -321,6 +321,12 @@ class Model(Plugin):
         named = _named(self.build, {"member": member, "categories": categories})
         return self.build(input_shape, num_outputs, **named)
 
+    @property
+    def depends_on_member(self) -> bool:
+        """Whether the networks of two members may differ in more than their weights."""
+        names_member = "member" in signature(self.build).parameters
+        return names_member or type(self).build_for is not Model.build_for
+
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         """Build a new network that maps (B, *input_shape) to (B, num_outputs).

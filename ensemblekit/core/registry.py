@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -174,11 +174,10 @@ class Registry:
 
 def discover(files: Iterable[str | Path] = ()) -> Registry:
     """Return a registry of all installed plugins and of the plugin classes in the given local Python files."""
-    installed = (
-        _from_entry_point(kind.name, entry_point)
-        for kind in KINDS.values()
-        for entry_point in entry_points(group=kind.group)
-    )
+    found = entry_points()  # once for all kinds: it reads a file of every installed distribution
+    by_kind = [(kind.name, entry_point) for kind in KINDS.values() for entry_point in found.select(group=kind.group)]
+    origins = {distribution: _origin(distribution) for distribution in {found.dist for _, found in by_kind}}
+    installed = (PluginInfo(kind, found.name, found.value, *origins[found.dist]) for kind, found in by_kind)
     local = [info for file in files for info in load_file(file)]
     return Registry([*(info for info in installed if not any(_same_source(info, own) for own in local)), *local])
 
@@ -224,9 +223,9 @@ def _same_source(installed: PluginInfo, local: PluginInfo) -> bool:
     return source is not None and source.is_file() and source.samefile(local.package)
 
 
-def _from_entry_point(kind: str, entry_point: EntryPoint) -> PluginInfo:
-    package, version = (entry_point.dist.name, entry_point.dist.version) if entry_point.dist else ("unknown", "")
-    return PluginInfo(kind, entry_point.name, entry_point.value, package, version)
+def _origin(distribution: Distribution | None) -> tuple[str, str]:
+    """Name and version of a distribution."""
+    return (distribution.name, distribution.version) if distribution else ("unknown", "")
 
 
 @cache

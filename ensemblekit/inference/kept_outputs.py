@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -92,7 +93,12 @@ class RunLoader:
     @property
     def seed(self) -> int:
         """The seed of the run."""
-        return read_spec(self.directory, self.registry).seed
+        return self._spec.seed
+
+    @cached_property
+    def _spec(self) -> Spec:
+        """The spec of the run, read once: analyses ask for the combiner many times."""
+        return read_spec(self.directory, self.registry)
 
     def combiner(self) -> Combiner:
         """Return how the members' outputs are combined and calibrated; no network is built."""
@@ -107,7 +113,7 @@ class RunLoader:
             spec: the run's spec with another combiner, which must not need fitted parameters. Default: that of the run.
         """
         self._check_finished()
-        own = read_spec(self.directory, self.registry)
+        own = self._spec
         metadata = self.directory.read_metadata()
         tensors = self.directory.read_model()[0] if self._combines_by_tensors(own, metadata) else {}
         with as_written(self.directory.path / "model.json"):
@@ -149,7 +155,7 @@ class RunLoader:
         scaling = self._scaling() if kept.targets.is_floating_point() else None
         if scaling is None:
             return kept
-        loss = read_spec(self.directory, self.registry).loss
+        loss = self._spec.loss
         outputs = loss.rescale(kept.outputs, scaling.restore)
         return replace(kept, outputs=outputs, targets=scaling.restore(kept.targets))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,9 @@ def _build(model: TrainedModel) -> Ensemble:
         by_index = {plan.index: plan for plan in spec.networks}
         plans = [by_index[seed_index] for seed_index in metadata["members"]]
     layout, networks = output_layout(spec, info), []
+    tried: set[Hashable] = set()
     for index, plan in enumerate(plans):
-        network = build_network(plan, layout, info, spec.seed)
+        network = build_network(plan, layout, info, spec.seed, tried)
         load_weights(network, plan.group.model, tensors, f"members.{index}.")
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,22 @@ from ensemblekit.members.stochastic import make_reproducible, stochastic_layers,
 from ensemblekit.spec.sections import NetworkPlan
 
 
-def build_network(plan: NetworkPlan, layout: OutputLayout, info: DataInfo, seed: int) -> nn.Module:
-    """Build one network of a spec for data of this form, of the sizes that its outputs have."""
-    group, shape, categories = plan.group, info.input_shape, info.categories
+def build_network(
+    plan: NetworkPlan, layout: OutputLayout, info: DataInfo, seed: int, tried: set[Hashable] | None = None
+) -> nn.Module:
+    """Build one network of a spec, of the sizes that its outputs have.
+
+    Args:
+        plan: the network's model and the index of its member.
+        layout: the sizes of the outputs.
+        info: the form of the data.
+        seed: of the run.
+        tried: see `build_member`.
+    """
+    group, size, members = plan.group, layout.num_outputs, plan.members
     if group.role == "auxiliary":
-        size = next(rows.size for rows in layout.auxiliary if rows.name == group.name)
-        return build_member(group.model, shape, size, seed, plan.index, categories=categories)
-    return build_member(group.model, shape, layout.num_outputs, seed, plan.index, plan.members, categories)
+        size, members = next(rows.size for rows in layout.auxiliary if rows.name == group.name), 1
+    return build_member(group.model, info.input_shape, size, seed, plan.index, members, info.categories, tried=tried)
 
 
 def build_members(
@@ -32,8 +41,9 @@ def build_members(
 ) -> list[nn.Module]:
     """Build one network per model; raises a `PluginError` if two of them share weights or start with equal ones."""
     members: list[nn.Module] = []
+    tried: set[Hashable] = set()
     for index, model in enumerate(models):
-        member = build_member(model, input_shape, num_outputs, seed, index)
+        member = build_member(model, input_shape, num_outputs, seed, index, tried=tried)
         check_independent(member, index, model, members)
         members.append(member)
     check_not_equal(list(zip(members, models, strict=True)))
@@ -88,6 +98,8 @@ def build_member(
     member: int,
     num_members: int = 1,
     categories: Categories = (),
+    *,
+    tried: set[Hashable] | None = None,
 ) -> nn.Module:
     """Build one network (B, *input_shape) → (B, num_outputs), determined by the model, `seed` and the member's index.
 
@@ -102,6 +114,8 @@ def build_member(
         member: the index of the member, or of the first member of a family.
         num_members: the number of members, if the model is a family: the network maps to (num_members, B, num_outputs).
         categories: the inputs that are one-hot categories, as in `DataInfo.categories`; for models that use them.
+        tried: the networks whose outputs have been checked, by model and shapes: those of another member with the same
+            model and shapes are not checked again. Networks that are checked are added.
 
     Raises:
         PluginError: the model does not build a network of these sizes.
@@ -122,8 +136,18 @@ def build_member(
             shape: tuple[int, ...] = (num_members, 3 if num_members == 2 else 2, width)
         else:
             network, shape = model.build_for(input_shape, num_outputs, member, categories), (2, width)
-        _check_outputs(model, network, input_shape, shape)
+        form = _form(model, network, shape)
+        if tried is None or form not in tried or model.depends_on_member:
+            _check_outputs(model, network, input_shape, shape)
+        if tried is not None:
+            tried.add(form)
     return make_reproducible(network, seed, member)
+
+
+def _form(model: Model, network: nn.Module, shape: tuple[int, ...]) -> Hashable:
+    """Equal for networks of the same model and outputs whose parameters and buffers have the same shapes."""
+    tensors = [*network.named_parameters(), *network.named_buffers()] if isinstance(network, nn.Module) else []
+    return model.key, shape, tuple((name, value.shape) for name, value in tensors)
 
 
 def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:

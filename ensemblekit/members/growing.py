@@ -5,7 +5,7 @@ Members are counted as hooks see them: a family has several members in one netwo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -50,6 +50,7 @@ class GrowingMembers:
         self.changed = True
         self._uses_global_rng: dict[str, bool] = {}
         """Whether the networks of a model use torch's global random generator, by the model's key."""
+        self._tried: set[Hashable] = set()
 
     @property
     def networks(self) -> list[MemberState]:
@@ -62,7 +63,7 @@ class GrowingMembers:
     def check_stochastic(self) -> None:
         """Raise a `UsageError` if a model has no stochastic layer: all stochastic passes would be identical."""
         for plan in {plan.group.model.key: plan for plan in self.plans}.values():
-            network = build_network(plan, self.layout, self.info, self.spec.seed)
+            network = self._build(plan)
             if not samples_in_passes(network, self.info.input_shape):
                 what = f'the method needs a stochastic model, but "{plan.group.model.name}" has no dropout'
                 raise UsageError(what, "model", "set model.dropout to more than 0, or use a model that has dropout")
@@ -189,7 +190,7 @@ class GrowingMembers:
         raise UsageError(what, "method", "use a model whose members are networks of their own")
 
     def _build(self, plan: NetworkPlan) -> nn.Module:
-        return build_network(plan, self.layout, self.info, self.spec.seed)
+        return build_network(plan, self.layout, self.info, self.spec.seed, self._tried)
 
     def _state(self, network: nn.Module, plan: NetworkPlan) -> MemberState:
         group = plan.group

@@ -230,15 +230,5 @@ def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
         raise DataError(what, "preparation in model.json", "restore the file") from error
 
 
-def _fitted(preparation: Mapping[str, Any]) -> TablePreparation:
-    from ensemblekit_datasets.table_preparation import TablePreparation
-
-    try:
-        return TablePreparation.from_json(preparation)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"the run's preparation of tables has an unexpected structure ({type(error).__name__}: {error})"
-        raise DataError(what, "preparation in model.json", "restore the file") from error
-
-
 def _names(target: str | tuple[str, ...]) -> tuple[str, ...]:
     return (target,) if isinstance(target, str) else target

@@ -223,7 +223,14 @@ def test_a_reader_that_is_gone_does_not_stop_a_sweep(tmp_path, monkeypatch):
 
 
 def command(spec: Path, out: Path, *options: str) -> list[str]:
-    settings = ("--set", "engine.name=sequential", "--set", "training.epochs=6", "--set", "training.batch_size=16")
+    changes = (
+        "engine.name=sequential",
+        "training.epochs=6",
+        "training.batch_size=16",
+        "ensemble.members=3",
+        "data.limit_train=600",
+    )
+    settings = [part for change in changes for part in ("--set", change)]
     return [sys.executable, "-m", "ensemblekit", "sweep", str(spec), *GRID, *settings, "--out", str(out), *options]
 
 
@@ -241,7 +248,7 @@ def test_a_sweep_that_is_killed_at_any_moment_continues_to_the_same_results(tmp_
         for line in process.stdout:  # wait until training has begun
             if line.endswith("started\n"):
                 break
-        time.sleep(moments.uniform(0, 3))
+        time.sleep(moments.uniform(0, 1))  # three runs take about as long
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

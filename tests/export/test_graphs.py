@@ -43,7 +43,7 @@ def ensemble_of(model: Any, shape: tuple[int, ...] = SHAPE, members: int = 2, **
         in_memory=True,
     )
     info = DataInfo("classification", shape, CLASSES)
-    networks = [build_network(plan, output_layout(spec, info), shape, seed=0) for plan in spec.networks]
+    networks = [build_network(plan, output_layout(spec, info), info, seed=0) for plan in spec.networks]
     torch.manual_seed(0)
     for layer in (layer for network in networks for layer in network.modules()):
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -7,11 +7,11 @@ from torch import Tensor
 
 import ensemblekit as ek
 from ensemblekit.core.objective import Objective
-from ensemblekit.core.registry import discover
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.selection import engine_class
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.build import build_members
+from ensemblekit.members.python_specs import registry_of
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.optimizers import optimizer_section
 from ensemblekit.spec.reader import build_plugin
@@ -36,7 +36,7 @@ RESNET = model("resnet", width=4, blocks=2)
 
 
 def method(table: dict) -> ek.Method:
-    return build_plugin(ek.Method, table, discover())
+    return build_plugin(ek.Method, table, registry_of())
 
 
 def batches(count: int = 3, dtype: torch.dtype = torch.float32) -> list[Batch]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import ClassVar
+
 import pytest
 import torch
 from ensemblekit_models.mlp import MLP
@@ -94,6 +97,44 @@ def test_members_that_start_equal_are_refused():
 def test_a_network_with_the_wrong_output_is_blamed_on_its_model(network, got):
     with pytest.raises(PluginError, match=rf'(?s)model "stub" .*{got}.*expected \(2, 3\)'):
         build_member(Stub(network=network), (4,), 3, seed=0, member=0)
+
+
+class Uneven(ek.Model):
+    """Builds a wider network in each call."""
+
+    calls: ClassVar = count()
+
+    def build(self, input_shape, num_outputs):
+        return nn.Linear(*input_shape, num_outputs + next(self.calls))
+
+
+class ByMember(ek.Model):
+    """Builds networks of the same weights that cut their outputs by the index of the member."""
+
+    def build(self, input_shape, num_outputs, member):
+        return Cut(nn.Linear(*input_shape, num_outputs), num_outputs - member)
+
+
+class Cut(nn.Module):
+    def __init__(self, layer, columns):
+        super().__init__()
+        self.layer, self.columns = layer, columns
+
+    def forward(self, inputs):
+        return self.layer(inputs)[:, : self.columns]
+
+
+@pytest.mark.parametrize(("model", "got"), [(Uneven(), 4), (ByMember(), 2)], ids=["shapes", "index"])
+def test_a_later_member_with_the_wrong_output_is_found_too(model, got):
+    with pytest.raises(PluginError, match=rf"output is \(2, {got}\)"):
+        build_members([model, model], (4,), 3, seed=0)
+
+
+def test_networks_that_are_built_alike_are_tried_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr(Reads, "forward", lambda self, inputs: tried.append(1) or inputs)
+    build_members([Stub(network="reads")] * 3, (4,), 3, seed=0)
+    assert len(tried) == 1
 
 
 def test_something_else_than_a_network_is_blamed_on_its_model():

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from helpers import commands
 
 SPEC = """\
 seed = 1
@@ -42,8 +44,8 @@ def place(tmp_path_factory) -> Path:
     """A folder with the spec and a run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("interruption")
     (folder / "spec.toml").write_text(SPEC)
-    command = [sys.executable, "-m", "ensemblekit", "train", "spec.toml", "--out", "whole", "--quiet"]
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    done = commands.run("train", str(folder / "spec.toml"), "--out", str(folder / "whole"), "--quiet")
+    assert done.exit_code == 0, done.stderr
     return folder
 
 
@@ -59,9 +61,9 @@ def wait_for_epoch(folder: Path, name: str, epoch: int, process: subprocess.Pope
         time.sleep(0.01)
 
 
-def resume(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemblekit", "resume", name]
-    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True)
+def resume(folder: Path, name: str) -> Result:
+    """Resume a run in this process, which is not the one that has started it."""
+    return commands.run("resume", str(folder / name))
 
 
 def weights(folder: Path, name: str) -> str:
@@ -102,10 +104,9 @@ def test_a_run_in_use_is_left_alone(place):
     process = start(place, "busy")
     wait_for_epoch(place, "busy", 1, process)
     process.send_signal(signal.SIGSTOP)  # else it may be over before the other has started
-    command = [sys.executable, "-m", "ensemblekit", "resume", "busy"]
-    second = subprocess.run(command, cwd=place, text=True, capture_output=True)
+    second = resume(place, "busy")
     process.send_signal(signal.SIGCONT)
-    assert second.returncode == 5
+    assert second.exit_code == 5
     assert f"in use by pid {process.pid}" in second.stderr
     process.communicate(timeout=120)
     assert process.returncode == 0
