@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.state import MemberState
+from ensemblekit.ranks.group import Pretended
 from ensemblekit.spec.sections import ENGINES
 
 TIME_LIMIT_SECONDS = 2.4
@@ -73,6 +74,15 @@ def check_engine(name: str, members: Sequence[MemberState], settings: EngineSett
 def fastest(seconds_per_step: Mapping[str, float]) -> str:
     """Return the engine with the shortest step; the sequential one if none was measured."""
     return min(seconds_per_step, key=seconds_per_step.__getitem__, default="sequential")
+
+
+def measure_together(work: Work) -> dict[str, float]:
+    """Measure the engines as `measure_engines` does; several processes measure at once, and the slowest counts."""
+    group = work.settings.group
+    alone = replace(work, settings=replace(work.settings, group=Pretended(group))) if not group.is_alone else work
+    rows = group.gather_json(measure_engines(alone))
+    common = [name for name in rows[0] if all(name in row for row in rows)]
+    return {name: max(row[name] for row in rows) for name in common}
 
 
 def measure_engines(work: Work) -> dict[str, float]:
