@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ class Session:
 
     def __init__(self) -> None:
         try:
-            dist.init_process_group(_backend(), timeout=timedelta(seconds=JOIN_SECONDS))
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            self.store = _store(hosts=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+            timeout = timedelta(seconds=JOIN_SECONDS)
+            dist.init_process_group(_backend(), timeout=timeout, store=self.store, rank=rank, world_size=size)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
             fix = "start all of them with torchrun, and let them reach that address"
@@ -41,15 +45,24 @@ class Session:
         self.group = ProcessGroup(self._lost)
         here = Process.here(self.group.rank, local_rank())
         processes = [Process(**values) for values in self.group.gather_json(asdict(here))]
+        # a connection of its own, because an exchange may block the other
         self.watch = Watch(_store(), processes, self.group.rank, self._end_at_once)
         self.group.gather_json(None)  # everybody has given the first sign of life
         self.watch.start()
-        dist.distributed_c10d._set_pg_timeout(timedelta(hours=EXCHANGE_HOURS))
+        # public since torch 2.13
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timedelta(hours=EXCHANGE_HOURS))
+        self.run = "RUN"
+        """The directory of the run, once it is known."""
 
     def _lost(self, error: Exception) -> PeerError:
         """Return the error for a failed exchange: what a rank has told, or which one is gone."""
         reason = self.watch.reason()
-        return self._told_error() or PeerError(reason, fix=_RESUME, is_silent=not self.watch.tells_user)
+        return self._told_error() or PeerError(reason, fix=self._fix, is_silent=not self.watch.tells_user)
+
+    @property
+    def _fix(self) -> str:
+        return f"the last checkpoint is kept: ensemblekit resume {self.run}, in one process or under torchrun"
 
     def _told_error(self) -> PeerError | None:
         """Return what the first other rank that has failed has told; ranks that were only interrupted do not count."""
@@ -61,7 +74,7 @@ class Session:
 
     def _end_at_once(self, reason: str) -> None:
         if self.watch.tells_user:
-            report(f"error: {reason}; {_RESUME}")
+            report(f"error: {reason}; {self._fix}")
         sys.stderr.flush()
         os._exit(ResourceError.exit_code)
 
@@ -85,7 +98,7 @@ class Session:
         told = self.watch.told()
         if not any(process.has_ended and process.rank not in told for process in self.watch.processes):
             return None
-        return PeerError(self.watch.reason(), fix=_RESUME, is_silent=not self.watch.tells_user)
+        return PeerError(self.watch.reason(), fix=self._fix, is_silent=not self.watch.tells_user)
 
     def close(self, wait: bool) -> None:
         """Leave the others; `wait` for all to be done first."""
@@ -94,9 +107,6 @@ class Session:
         self.watch.stop()
         if wait:
             dist.destroy_process_group()
-
-
-_RESUME = "the last checkpoint is kept: ensemblekit resume RUN, in one process or under torchrun"
 
 
 @contextmanager
@@ -122,10 +132,10 @@ def joined_ranks() -> Iterator[Group]:
         _current = None
 
 
-def set_timeout(seconds: float) -> None:
-    """Count a rank as lost after so many seconds without a sign of life."""
+def watch_run(path: Path, timeout: float) -> None:
+    """Say which run is trained, and after how many seconds without a sign of life a rank counts as lost."""
     if _current is not None:
-        _current.watch.timeout = seconds
+        _current.run, _current.watch.timeout = str(path), timeout
 
 
 def local_rank() -> int:
@@ -149,12 +159,14 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _store() -> Store:
-    """Connect to the store of the launch, apart from that of torch.distributed, which an exchange may block."""
+def _store(hosts: bool = False) -> Store:
+    """Connect to the store of the launch, which torchrun hosts; without torchrun the first rank does.
+
+    What ranks have stored before torchrun has started them again is not seen.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=JOIN_SECONDS))
-    attempt: Mapping[str, Any] = launch()
-    return PrefixStore(f"ensemblekit/{attempt['restarts']}", store)
+    store = TCPStore(address, port, is_master=hosts, timeout=timedelta(seconds=JOIN_SECONDS), multi_tenant=hosts)
+    return PrefixStore(f"ensemblekit/{launch()['restarts']}", store)
 
 
 def _first_line(error: Exception) -> str:

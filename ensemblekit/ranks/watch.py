@@ -126,6 +126,8 @@ class Watch:
             return f"rank {self.rank} is cut off from the others: their store has not answered for {silence:.0f} s"
         for process in self.processes:
             if process.rank != self.rank and process.has_ended:
+                if ended := self._get(f"ended/{process.rank}"):
+                    return ended
                 return f"{process} has ended without a word: it was killed or has crashed"
         for process in self.processes:
             if process.rank != self.rank and now - self.seen[process.rank][1] > silence:
@@ -138,7 +140,8 @@ class Watch:
         for process in self.processes:
             silent = now - self.seen[process.rank][1] > self.timeout
             if silent and process.rank != self.rank and process.is_here and not process.has_ended:
-                with suppress(OSError):
+                with suppress(OSError, RuntimeError):
+                    self.store.set(f"ended/{process.rank}", self.lost or "")  # for whoever notices its end first
                     os.kill(process.pid, signal.SIGKILL)
 
     def reason(self) -> str:
@@ -159,10 +162,16 @@ class Watch:
         """Return what ranks have told that fail, by rank."""
         failures = {}
         for process in self.processes:
-            with suppress(RuntimeError):
-                if self.store.check([f"failure/{process.rank}"]):
-                    failures[process.rank] = json.loads(self.store.get(f"failure/{process.rank}"))
+            if failure := self._get(f"failure/{process.rank}"):
+                failures[process.rank] = json.loads(failure)
         return failures
+
+    def _get(self, key: str) -> str:
+        """Return what the store has under a key; empty if it has nothing, or does not answer."""
+        with suppress(RuntimeError):
+            if self.store.check([key]):
+                return str(self.store.get(key), "utf-8")
+        return ""
 
     @property
     def tells_user(self) -> bool:

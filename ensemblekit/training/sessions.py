@@ -12,7 +12,7 @@ from ensemblekit.core.registry import Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.members.python_specs import with_data
 from ensemblekit.ranks.group import Group
-from ensemblekit.ranks.session import joined_ranks, set_timeout
+from ensemblekit.ranks.session import joined_ranks, watch_run
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.following import FollowedDirectory
 from ensemblekit.runs.manifests import Position
@@ -40,7 +40,7 @@ def train_new(
         if begun := group.first(run_begun_before(out, name) if group.is_first else None):
             return train_on(begun, registry, listeners)  # torchrun has started all processes again
         with only_run_of_process(), stop_requests() as stop, _claimed(out, name, group) as directory:
-            set_timeout(spec.engine.rank_timeout)
+            watch_run(directory.path, spec.engine.rank_timeout)
             Trainer(spec, directory, data, _first_only(listeners, group), stop=stop, group=group).train(registry)
         group.first(None)  # everything is written
     return RunDirectory.open(directory.path)
@@ -100,7 +100,7 @@ def _train_on(
     group.first(None)  # what was lost is there again, before others read it
     check_was_trained(directory, {"engine": engine, "device": device, "epochs": epochs})
     spec = read_spec(directory, registry, for_training=True)
-    set_timeout(spec.engine.rank_timeout)
+    watch_run(path, spec.engine.rank_timeout)
     longer = spec if epochs is None else _lengthened(directory, spec, epochs, registry)
     is_longer = longer.training.epochs != spec.training.epochs
     if not is_longer and not group.first(directory.needs_training()):
