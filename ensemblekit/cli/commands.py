@@ -32,7 +32,7 @@ from ensemblekit.cli import (
     sweep,
 )
 from ensemblekit.cli.limits import guard_torch
-from ensemblekit.core.errors import EnsemblekitError, SpecError, UsageError, did_you_mean, explain
+from ensemblekit.core.errors import EnsemblekitError, PeerError, SpecError, UsageError, did_you_mean, explain
 from ensemblekit.core.streams import (
     ReaderGone,
     discard_unwritten,
@@ -148,6 +148,8 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def _report_error(error: EnsemblekitError) -> int:
+    if isinstance(error, PeerError) and error.is_silent:
+        return error.exit_code
     if isinstance(error, SpecError) and len(error.problems) > 1:
         for problem in error.problems:
             report_line(f"  {problem}")

@@ -65,7 +65,7 @@ def train(
     Ctrl-C saves and stops; ensemblekit resume goes on from the very step. A value of --set is read as
     TOML; anything that is not valid TOML is taken as a string.
     """
-    with stop_requests():
+    with stop_requests(), ranks_of_torchrun() as is_first:
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress
         from ensemblekit.spec.shipped import find_spec
@@ -78,7 +78,17 @@ def train(
         spec = api.load_spec(path, overrides, plugin_files)
         with closing(choose_progress(quiet or as_json)) as progress:
             run = api.train(spec, out, progress=progress, plugins=plugin_files, name=_run_name(path))
-        _print_run(run, quiet, as_json)
+        if is_first:
+            _print_run(run, quiet, as_json)
+
+
+@contextmanager
+def ranks_of_torchrun() -> Iterator[bool]:
+    """Join the other processes of torchrun before anything can fail; yields whether this is the first."""
+    from ensemblekit.ranks.session import joined_ranks
+
+    with joined_ranks() as group:
+        yield group.is_first
 
 
 def _run_name(spec_file: Path) -> str:
@@ -121,7 +131,7 @@ def resume(
     The result is bit-identical to that of an uninterrupted run, unless the engine, the device or the machine changes;
     a note says so then. With --epochs a finished run is trained further.
     """
-    with stop_requests() as stop:
+    with stop_requests() as stop, ranks_of_torchrun() as is_first:
         stop.outcome = ("nothing was changed", str(run_path), "run the command again")
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress
@@ -130,7 +140,8 @@ def resume(
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         with closing(choose_progress(quiet or as_json)) as progress, _training_files("put the file back at that path"):
             run = api.resume(run_path, progress=progress, plugins=plugin_files, **options)
-        _print_run(run, quiet, as_json)
+        if is_first:
+            _print_run(run, quiet, as_json)
 
 
 @contextmanager

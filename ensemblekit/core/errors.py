@@ -131,6 +131,25 @@ class ResourceError(EnsemblekitError):
     exit_code = 7
 
 
+class PeerError(ResourceError):
+    """Another process of the same training has failed or is lost, so that this one ends, too.
+
+    Args:
+        is_silent: whether another process of this machine tells the user.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        where: str = "",
+        fix: str = "",
+        exit_code: int = ResourceError.exit_code,
+        is_silent: bool = False,
+    ) -> None:
+        super().__init__(what, where, fix)
+        self.exit_code, self.is_silent = exit_code, is_silent
+
+
 class Interrupted(EnsemblekitError):
     """Stopped by Ctrl-C (130), SIGTERM (143) or SIGHUP (129); what was trained can be resumed."""
 

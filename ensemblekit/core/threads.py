@@ -20,7 +20,12 @@ Item = TypeVar("Item")
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores for this process; processes that torchrun has started share those of the machine."""
+    return max(cores_of_machine() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+
+
+def cores_of_machine() -> int:
+    """Return the number of cores of the machine, as far as this process may use them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

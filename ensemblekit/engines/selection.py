@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.state import MemberState
+from ensemblekit.ranks.group import Pretended
 from ensemblekit.spec.sections import ENGINES
 
 TIME_LIMIT_SECONDS = 2.4
@@ -78,8 +79,18 @@ def fastest(seconds_per_step: Mapping[str, float]) -> str:
 def measure_engines(work: Work) -> dict[str, float]:
     """Measure the seconds per step of each supported engine; empty if there is only one.
 
-    Engines that fall far behind or run out of memory are left out.
+    Engines that fall far behind or run out of memory are left out. Several processes measure at once, each its own
+    members, and the slowest counts.
     """
+    group = work.settings.group
+    alone = replace(work, settings=replace(work.settings, group=Pretended(group))) if not group.is_alone else work
+    rows = group.gather_json(_measure_here(alone))
+    common = [name for name in rows[0] if all(name in row for row in rows)]
+    return {name: max(row[name] for row in rows) for name in common}
+
+
+def _measure_here(work: Work) -> dict[str, float]:
+    """Measure the engines with the members of this process."""
     deadline = time.perf_counter() + TIME_LIMIT_SECONDS
     names = [name for name in ENGINES if engine_class(name).unsupported(work.members, work.settings) is None]
     seconds: dict[str, float] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.spec.optimizers import AnyOptimizer
 from ensemblekit.spec.sections import Spec
 
@@ -31,10 +32,18 @@ class EngineSettings:
     """Number of training samples, N."""
     num_members: int | None = None
     """Number of members of the spec, M; None: of those that are trained."""
+    group: Group = ALONE
+    """The processes that train the members together."""
 
     @classmethod
     def of(
-        cls, spec: Spec, device: torch.device, passes: int | None, width: int | None = None, num_samples: int = 1
+        cls,
+        spec: Spec,
+        device: torch.device,
+        passes: int | None,
+        width: int | None = None,
+        num_samples: int = 1,
+        group: Group = ALONE,
     ) -> EngineSettings:
         """Return the settings of a spec."""
         return cls(
@@ -49,6 +58,7 @@ class EngineSettings:
             seed=spec.seed,
             num_samples=num_samples,
             num_members=spec.ensemble.members,
+            group=group,
         )
 
     def autocast(self) -> AbstractContextManager[Any]:

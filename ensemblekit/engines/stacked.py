@@ -225,6 +225,8 @@ class StackedEngine(Engine):
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:
+        if not self.settings.group.is_alone:
+            return super().train_step(batch, weights, learning_rate, step, moment)
         stack, *others = self.parts
         hooks = self.objective.members
         has_second_pass = hooks.have_second_inputs or hooks.have_second_weights

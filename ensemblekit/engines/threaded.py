@@ -35,7 +35,7 @@ class ThreadedEngine(SequentialEngine):
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
         if settings.device.type != "cpu":
             return f"threads are for the CPU, and the device is {settings.device}"
-        if num_cores() < 2:
+        if num_cores() < 2 and settings.group.is_alone:
             return "there is only one core"
         for member in members:
             if member.uses_global_rng:

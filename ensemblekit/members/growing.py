@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ensemblekit.members.build import (
 from ensemblekit.members.flat_parameters import flat_weights
 from ensemblekit.members.layout import output_layout
 from ensemblekit.members.state import MemberState
+from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.spec.sections import NetworkPlan, Spec
 
 
@@ -36,10 +38,21 @@ class GrowingMembers:
         info: task and shapes of its data.
         device: where the networks are.
         keep_start: whether a method needs the weights that members start with.
+        group: the processes that train them together.
+        ranks: the process of each network, by the network's index; empty: all are in this one.
     """
 
-    def __init__(self, spec: Spec, info: DataInfo, device: torch.device, keep_start: bool = False) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        info: DataInfo,
+        device: torch.device,
+        keep_start: bool = False,
+        group: Group = ALONE,
+        ranks: Mapping[int, int] | None = None,
+    ) -> None:
         self.spec, self.info, self.device, self.keep_start = spec, info, device, keep_start
+        self.group, self.ranks = group, ranks or {}
         self.layout = output_layout(spec, info)
         self.plans = [plan for plan in spec.networks if plan.group.role == "member"]
         self.states: list[MemberState] = []
@@ -59,6 +72,11 @@ class GrowingMembers:
 
     def __len__(self) -> int:
         return sum(state.size for state in self.states)
+
+    @property
+    def whereabouts(self) -> dict[str, Any]:
+        """Where members are trained, for the record of a run: the rank of each network; empty for one process."""
+        return {} if self.group.is_alone else {"ranks": [self.ranks[plan.index] for plan in self.spec.networks]}
 
     def check_stochastic(self) -> None:
         """Raise a `UsageError` if a model has no stochastic layer: all stochastic passes would be identical."""
@@ -131,7 +149,11 @@ class GrowingMembers:
         """Insert a frozen copy of a member just before it; returns the copy's index."""
         position = self._position(member, "copy")
         original = self.states[position]
-        copy = MemberState(deepcopy(original.network), original.model, original.seed_index, True, original.steps)
+        copy = replace(
+            MemberState(deepcopy(original.network), original.model, original.seed_index, True, original.steps),
+            rank=original.rank,
+            is_here=original.is_here,
+        )
         self.states.insert(position, copy)
         self.changed = True
         return member
@@ -157,8 +179,10 @@ class GrowingMembers:
         if target.model.key != source.model.key:
             what = f"members {member} and {other} have different models, so that their weights cannot be averaged"
             raise PluginError(what, "blend()", "blend members of one model")
-        values = source.network.state_dict()
-        for name, value in target.network.state_dict().items():
+        values: Mapping[str, Tensor] = source.network.state_dict()
+        if source.rank != target.rank:
+            values = self.group.broadcast_tensors(values if source.is_here else {}, source.rank)
+        for name, value in target.network.state_dict().items() if target.is_here else ():
             if value.is_floating_point():
                 value.lerp_(values[name].to(value), share)
             else:
@@ -197,34 +221,44 @@ class GrowingMembers:
         key, can_run = group.model.key, not group.model.knows_outputs
         if key not in self._uses_global_rng:
             self._uses_global_rng[key] = can_run and uses_global_rng(network, self.info.input_shape)
+        rank = self.ranks.get(plan.index, 0)
+        is_here = rank == self.group.rank or self.group.is_alone
         state = MemberState(
-            network.to(self.device),
+            network.to(self.device if is_here else "meta"),
             group.model,
             plan.index,
             uses_global_rng=self._uses_global_rng[key],
             size=plan.members,
             auxiliary=group.name if group.role == "auxiliary" else "",
             optimizer=group.optimizer,
+            rank=rank,
+            is_here=is_here,
         )
         state.frozen = group.model.fitted or not state.can_learn  # no optimizer accepts an empty list of parameters
-        if self.keep_start and not state.frozen:
+        if self.keep_start and not state.frozen and is_here:
             learned = [value.detach() for value in network.parameters() if value.requires_grad]
             state.start = flat_weights([value.unsqueeze(0) for value in learned])[0]
         return state
 
     def network_tensors(self, states: Sequence[MemberState] | None = None) -> dict[str, Tensor]:
-        """Return the parameters and buffers of networks, of all by default; names begin with `members.INDEX.`."""
+        """Return the parameters and buffers of networks of this process; names begin with `members.INDEX.`.
+
+        Args:
+            states: which networks; default: all.
+        """
         return {
             f"members.{index}.{name}": value.detach()
             for index, state in enumerate(self.networks if states is None else states)
+            if state.is_here
             for name, value in state.network.state_dict().items()
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor that training changes: those of the networks and of the optimizers."""
+        """Return every tensor that training changes: those of the networks and of the optimizers of this process."""
         optimizers = {
             f"optimizer.{index}.{key}.{name}": value.detach()
             for index, state in enumerate(self.networks)
+            if state.is_here
             for name, values in state.optimizer_state.items()
             for key, value in values.items()
             if isinstance(value, Tensor)
@@ -232,22 +266,22 @@ class GrowingMembers:
         return self.network_tensors() | optimizers
 
     def state(self) -> dict[str, Any]:
-        """Return the rest of what training changes, as JSON."""
-        return {
-            "built": self.num_built,
-            "slots": [
-                {
-                    "member": state.seed_index,
-                    "frozen": state.frozen,
-                    "steps": state.steps,
-                    "optimizer": {
-                        name: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
-                        for name, values in state.optimizer_state.items()
-                    },
-                }
-                for state in self.networks
-            ],
-        }
+        """Return the rest of what training changes, of all processes, as JSON."""
+        slots = [
+            {
+                "member": state.seed_index,
+                "frozen": state.frozen,
+                "steps": state.steps,
+                "optimizer": {
+                    name: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+                    for name, values in state.optimizer_state.items()
+                },
+            }
+            for state in self.networks
+        ]
+        by_rank = self.group.gather_json(slots)
+        ranks = [0 if self.group.is_alone else state.rank for state in self.networks]
+        return {"built": self.num_built, "slots": [by_rank[rank][index] for index, rank in enumerate(ranks)]}
 
     def restore(self, tensors: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `state` returned; nothing changes if it does not fit."""
@@ -264,6 +298,8 @@ class GrowingMembers:
         plan = next(plan for plan in self.spec.networks if plan.index == saved["member"])
         state = self._state(self._build(plan), plan)
         state.frozen, state.steps = saved["frozen"], saved["steps"]
+        if not state.is_here:
+            return state
         load_weights(state.network, state.model, tensors, f"members.{index}.")
         state.optimizer_state = {name: dict(values) for name, values in saved["optimizer"].items()}
         prefix, on_cpu = f"optimizer.{index}.", (state.optimizer or self.spec.optimizer).per_tensor_state

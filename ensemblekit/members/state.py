@@ -39,6 +39,10 @@ class MemberState:
     """Its optimizer, if it is not that of the spec."""
     start: Tensor | None = None
     """Its learned parameters when training started, (P,), if a method needs them."""
+    rank: int = 0
+    """The process that trains it, if there are several."""
+    is_here: bool = True
+    """Whether that is this process; elsewhere the network has shapes, but no values."""
     known: dict[str, Tensor] = field(default_factory=dict)
     """Its outputs (K, N, C) for all samples of a split, by the name of the split, as long as they cannot change."""
 

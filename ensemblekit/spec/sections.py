@@ -98,6 +98,12 @@ class EngineSection(Section):
         False, description="compute activations again in the backward pass instead of storing them: slower, less memory"
     )
 
+    rank_timeout: float = Field(
+        45.0,
+        gt=5,
+        description="seconds without a sign of life after which a process of torchrun counts as lost, and all end",
+    )
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, device: str) -> str:

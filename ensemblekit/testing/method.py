@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ensemblekit.api import resume_run, run_spec
+from ensemblekit.api import read, resume_run, run_spec
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.selection import engine_class
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
+from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run
-from ensemblekit.spec.sections import ENGINES
+from ensemblekit.spec.sections import ENGINES, Spec
 from ensemblekit.testing.checks import Check, check
 from ensemblekit.testing.common import PluginContract
 from ensemblekit.testing.method_hooks import HookChecks
@@ -22,9 +24,11 @@ from ensemblekit.testing.method_members import MemberHookChecks
 from ensemblekit.testing.method_objective import ObjectiveChecks
 from ensemblekit.testing.method_state import StateChecks
 from ensemblekit.testing.reviews import mismatch
+from ensemblekit.testing.several_ranks import train_on_ranks
 from ensemblekit.testing.toy_run import BATCH_SIZE, CopyAfterEpoch, empty_directory, trained_weights
 
 STEPS = 3
+RANKS = 2
 AGREEMENT = 1e-5
 """Relative tolerance between engines in float32."""
 TIMINGS = {"seconds", "samples_per_second"}
@@ -100,18 +104,11 @@ class MethodContract(HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks)
     def resumes(self) -> None:
         """A run, and one that resumes from a copy of it half-way, end with the same weights and metrics."""
         half = self.spec.training.epochs // 2
-        # evaluated after every epoch, so that state that shows in metrics alone is seen too
-        every_epoch = self.spec.training.model_copy(update={"evaluate_every": 1})
         with empty_directory() as folder:
             whole, copy = folder / "whole", folder / "stopped"
-            expected = run_spec(
-                replace(self.spec, training=every_epoch), self.registry, whole, [CopyAfterEpoch(half, copy)]
-            )
+            expected = run_spec(self._evaluated_spec, self.registry, whole, [CopyAfterEpoch(half, copy)])
             resumed = resume_run(copy, self.registry)
-            left, right = trained_weights(copy), trained_weights(whole)
-        changed = sorted(left.keys() ^ right.keys())
-        changed = changed or [name for name in left if not torch.equal(left[name], right[name])]
-        changed += _changed_metrics(resumed, expected)
+            changed = _changed_weights(copy, whole) + _changed_metrics(resumed, expected)
         if changed:
             life_cycle = self.implemented(("epoch_started", "learning_rate", "members_at_start", "epoch_finished"))
             raise self.violation(
@@ -120,6 +117,35 @@ class MethodContract(HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks)
                 (life_cycle or self.implemented() or [""])[0],
                 "derive what changes between epochs from epoch, num_epochs and the ensemble, or return it from state()",
             )
+
+    @property
+    def _evaluated_spec(self) -> Spec:
+        """The spec, evaluated after every epoch, so that state that shows in metrics alone is seen too."""
+        return replace(self.spec, training=self.spec.training.model_copy(update={"evaluate_every": 1}))
+
+    @check("it gives the same numbers on several ranks", needs=[HookChecks, ObjectiveChecks])
+    def ranks_agree(self) -> None:
+        """A run in one process, and one whose members are spread over two, end with the same weights and metrics."""
+        with empty_directory() as folder:
+            alone, together = folder / "alone", folder / "together"
+            expected = run_spec(self._evaluated_spec, self.registry, alone)
+            train_on_ranks(self._evaluated_spec, self.registry, together, RANKS)
+            actual = read(RunDirectory.open(together), self.registry)
+            changed = _changed_weights(together, alone) + _changed_metrics(actual, expected)
+        if changed:
+            raise self.violation(
+                f"a run on {RANKS} ranks to be bit-identical to a run in one process",
+                f"{len(changed)} differences, the first in {changed[0]}",
+                (self.implemented() or [""])[0],
+                "use only the hook's arguments: every rank calls it with the outputs of all members",
+            )
+
+
+def _changed_weights(left: Path, right: Path) -> list[str]:
+    """The names of the tensors in which the models of two runs differ."""
+    first, second = trained_weights(left), trained_weights(right)
+    changed = sorted(first.keys() ^ second.keys())
+    return changed or [name for name in first if not torch.equal(first[name], second[name])]
 
 
 def _changed_metrics(resumed: Run, expected: Run) -> list[str]:

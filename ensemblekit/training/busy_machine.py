@@ -52,7 +52,7 @@ class BusyMachine:
 
 def _num_workers(engine: Engine) -> int:
     """Return how many threads compute members at the same time."""
-    return min(len(engine.active), num_cores()) if engine.name == "threaded" else 1
+    return max(min(len(engine.active), num_cores()), 1) if engine.name == "threaded" else 1
 
 
 def _expected_threads(engine: Engine) -> float:

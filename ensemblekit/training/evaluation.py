@@ -172,12 +172,9 @@ class Evaluator:
     def _outputs(self, split: str) -> Tensor:
         """Return the outputs (R, N, W) of the networks that predict for a split, computed once until they learn."""
         if split not in self.predictions:
-            engine = self.engine()
-            parts, started = [], time.perf_counter()
-            for batch in self.splits[split].batches(self.batch_size):
-                self.before_batch()
-                parts.append(engine.predict(batch.inputs, Samples(split, batch.index)))
-            outputs = torch.cat(parts, dim=1)
+            started = time.perf_counter()
+            batches = self.splits[split].batches(self.batch_size)
+            outputs = self.engine().predict_split(split, batches, self.before_batch)
             check_outputs(outputs, split, len(outputs) // self.passes, self.where)
             self.predictions[split] = outputs
             self.seconds[split] = time.perf_counter() - started  # the check has waited for the device

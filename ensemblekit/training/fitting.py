@@ -29,9 +29,9 @@ def fit_members(
     unfitted = [state for state in states if state.model.fitted and not state.steps]
     train = splits["train"]
     assert train is not None
-    if unfitted:
+    if any(state.is_here for state in unfitted):
         inputs = torch.cat([batch.inputs.cpu() for batch in train.batches(spec.training.batch_size)])
-        for state in unfitted:
+        for state in filter(lambda state: state.is_here, unfitted):
             device = next((tensor.device for tensor in state.network.buffers()), torch.device("cpu"))
             own = _own_weights(weights, train.importance, state.seed_index)
             seed = derive_seed(spec.seed, "fit", state.seed_index)
@@ -39,7 +39,8 @@ def fit_members(
             samples = inputs[seen], train.targets.cpu()[seen], None if own is None else own[seen]
             state.model.fit(state.network.cpu(), *samples, spec.loss, seed)
             state.network.to(device)
-            state.steps = 1
+    for state in unfitted:
+        state.steps = 1
     look_up_outputs(states, splits, spec.loss)
 
 
@@ -62,7 +63,7 @@ def look_up_outputs(states: Sequence[MemberState], splits: Mapping[str, Split | 
     """Look up the outputs of members that know them without computing anything."""
     for state in states:
         for name, split in splits.items():
-            if split is None or name in state.known:
+            if split is None or name in state.known or not state.is_here:
                 continue
             indices = torch.arange(len(split)) if split.indices is None else split.indices
             outputs = state.model.known_outputs(name, indices, loss)

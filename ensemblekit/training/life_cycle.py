@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ensemblekit.core.errors import PluginError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.plugin import Method
-from ensemblekit.engines.part import Samples
 from ensemblekit.members.growing import GrowingMembers
 
 if TYPE_CHECKING:
@@ -61,7 +60,8 @@ class EnsembleInTraining:
         """Compute the batch-norm statistics of a member anew, as cumulative means over the training data."""
         state = self.members.state_of(member)
         norms = [layer for layer in state.network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        if not norms:
+        self.members.changed = self.members.changed or bool(norms)
+        if not norms or not state.is_here:
             return
         momenta = [norm.momentum for norm in norms]
         state.network.eval()
@@ -75,7 +75,6 @@ class EnsembleInTraining:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         state.known.clear()
-        self.members.changed = True
 
     @property
     def targets(self) -> Tensor:
@@ -92,11 +91,8 @@ class EnsembleInTraining:
         """Compute the current members' outputs (M, N, C) for the training data, in evaluation mode, not augmented."""
         trainer = self._trainer
         engine = trainer.current_engine()
-        parts = [
-            engine.predict(batch.inputs, Samples("train", batch.index))
-            for batch in trainer.data.train.batches(trainer.evaluator.batch_size)
-        ]
-        return trainer.objective.predictions(torch.cat(parts, dim=1), trainer.evaluator.passes)
+        outputs = engine.predict_split("train", trainer.data.train.batches(trainer.evaluator.batch_size))
+        return trainer.objective.predictions(outputs, trainer.evaluator.passes)
 
     @property
     def sample_weights(self) -> Tensor | None:

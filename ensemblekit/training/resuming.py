@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemblekit.core.errors import RunError, UsageError
-from ensemblekit.core.threads import num_cores, threads
+from ensemblekit.core.threads import cores_of_machine, threads
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.manifests import Position
 from ensemblekit.spec.sections import Spec
@@ -48,7 +48,7 @@ def check_was_trained(directory: RunDirectory, asked: Mapping[str, Any]) -> None
 def recorded_threads(environment: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Let torch use as many threads as when the run was started, if this machine has as many cores."""
     number = environment.get("threads")
-    return threads(number) if type(number) is int and 1 <= number <= num_cores() else nullcontext()
+    return threads(number) if type(number) is int and 1 <= number <= cores_of_machine() else nullcontext()
 
 
 def machine_notices(environment: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.members.python_specs import with_data
+from ensemblekit.ranks.group import Group
+from ensemblekit.ranks.session import joined_ranks, watch_run
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.following import FollowedDirectory
 from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.run import read_spec
 from ensemblekit.spec import reader
 from ensemblekit.spec.sections import Spec
+from ensemblekit.training.cooperation import run_begun_before
 from ensemblekit.training.environment import environment
-from ensemblekit.training.interruption import stop_requests
+from ensemblekit.training.interruption import StopRequest, stop_requests
 from ensemblekit.training.only_run import only_run_of_process
 from ensemblekit.training.resuming import check_can_go_on, check_was_trained, finished_text
 from ensemblekit.training.trainer import Trainer
@@ -31,11 +36,30 @@ def train_new(
     name: str = "run",
 ) -> RunDirectory:
     """Train a spec with the plugins of a registry in a new run directory; see `ensemblekit.api.train`."""
-    with only_run_of_process(), stop_requests() as stop:
-        claim = RunDirectory.claim(out) if out else RunDirectory.claim_next(name)
-        with claim as directory:
-            Trainer(spec, directory, data, listeners, stop=stop).train(registry)
-    return directory
+    with joined_ranks() as group:
+        if begun := group.first(run_begun_before(out, name) if group.is_first else None):
+            return train_on(begun, registry, listeners, loaded=data)  # torchrun has started all processes again
+        with only_run_of_process(), stop_requests() as stop, _claimed(out, name, group) as directory:
+            watch_run(directory.path, spec.engine.rank_timeout)
+            Trainer(spec, directory, data, _first_only(listeners, group), stop=stop, group=group).train(registry)
+        group.first(None)  # everything is written
+    return RunDirectory.open(directory.path)
+
+
+@contextmanager
+def _claimed(out: str | Path | None, name: str, group: Group) -> Iterator[RunDirectory]:
+    """Claim a directory for a new run; ranks other than the first follow."""
+    if not group.is_first:
+        yield FollowedDirectory(Path(group.first(None)))
+        return
+    with RunDirectory.claim(out) if out else RunDirectory.claim_next(name) as directory:
+        group.first(str(directory.path.absolute()))
+        yield directory
+
+
+def _first_only(listeners: Iterable[object], group: Group) -> list[object]:
+    """Return whoever follows a run: only the first rank shows anything."""
+    return list(listeners) if group.is_first else []
 
 
 def train_on(
@@ -46,33 +70,53 @@ def train_on(
     engine: str | None = None,
     device: str | None = None,
     epochs: int | None = None,
+    loaded: Data | None = None,
 ) -> RunDirectory:
-    """Continue a run with the plugins of a registry; see `ensemblekit.api.resume`."""
-    directory = RunDirectory.open(path)
-    listeners = list(listeners)
-    with only_run_of_process(), stop_requests() as stop, directory.lock():
-        stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
-        directory.restore_spec()
-        if not directory.has_environment:
-            recorded = reader.load_spec(directory.path / "spec.toml", None, registry, in_memory=True)
-            directory.restore_environment(environment(recorded, registry))
-        check_was_trained(directory, {"engine": engine, "device": device, "epochs": epochs})
-        spec = read_spec(directory, registry, for_training=True)
-        longer = spec if epochs is None else _lengthened(directory, spec, epochs, registry)
-        if longer.training.epochs == spec.training.epochs and not directory.needs_training():
-            _tell_finished(directory, listeners)
-            return directory
-        overrides = {"engine.name": engine, "engine.device": device, "training.epochs": epochs}
-        changes = {key: value for key, value in overrides.items() if value}
-        changed, loaded = with_data(_changed(directory, changes, spec, registry), data)
-        trainer = Trainer(changed, directory, loaded, listeners, stop=stop)
-        trainer.check_same_data()
-        if longer.training.epochs != spec.training.epochs:
-            trainer.check_restorable()
-            # only now, when all that the longer run needs is there: it takes the place of what has finished
-            directory.lengthen(longer.to_toml(), (directory.newest_position or Position(0)).epoch)
-        trainer.resume()
-    return directory
+    """Continue a run with the plugins of a registry; see `ensemblekit.api.resume`. `loaded` data is used as it is."""
+    with joined_ranks() as group:
+        directory = RunDirectory.open(path) if group.is_first else FollowedDirectory.open(path)
+        changes = {"engine": engine, "device": device, "epochs": epochs}
+        with only_run_of_process(), stop_requests() as stop, directory.lock():
+            _train_on(directory, registry, _first_only(listeners, group), (data, loaded), changes, stop, group)
+        group.first(None)  # everything is written
+    return RunDirectory.open(path)
+
+
+def _train_on(
+    directory: RunDirectory,
+    registry: Registry,
+    listeners: Sequence[object],
+    data: tuple[Any, Data | None],
+    asked: Mapping[str, Any],
+    stop: StopRequest,
+    group: Group,
+) -> None:
+    path, epochs = directory.path, asked["epochs"]
+    stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
+    directory.restore_spec()
+    if not directory.has_environment:
+        recorded = reader.load_spec(directory.path / "spec.toml", None, registry, in_memory=True)
+        directory.restore_environment(environment(recorded, registry))
+    group.first(None)  # what was lost is there again, before others read it
+    check_was_trained(directory, asked)
+    spec = read_spec(directory, registry, for_training=True)
+    watch_run(path, spec.engine.rank_timeout)
+    longer = spec if epochs is None else _lengthened(directory, spec, epochs, registry)
+    is_longer = longer.training.epochs != spec.training.epochs
+    if not is_longer and not group.first(directory.needs_training()):
+        _tell_finished(directory, listeners)
+        return
+    overrides = {"engine.name": asked["engine"], "engine.device": asked["device"], "training.epochs": epochs}
+    changes = {key: value for key, value in overrides.items() if value}
+    given, loaded = data
+    changed, prepared = with_data(_changed(directory, changes, spec, registry), given)
+    trainer = Trainer(changed, directory, loaded or prepared, listeners, stop=stop, group=group)
+    trainer.check_same_data()
+    if is_longer:
+        trainer.check_restorable()
+        # only now, when all that the longer run needs is there: it takes the place of what has finished
+        directory.lengthen(longer.to_toml(), (directory.newest_position or Position(0)).epoch)
+    trainer.resume()
 
 
 def _tell_finished(directory: RunDirectory, listeners: Sequence[object]) -> None:

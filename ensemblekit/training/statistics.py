@@ -13,6 +13,7 @@ from ensemblekit.core.errors import NumericError
 from ensemblekit.core.objective import Objective
 from ensemblekit.core.tasks import task_of
 from ensemblekit.data.loading import Batch
+from ensemblekit.engines.base import Engine
 from ensemblekit.training.stopwatch import Elapsed
 
 PENDING_BYTES = 2**24
@@ -29,10 +30,20 @@ Step = tuple[Tensor, Tensor, Tensor]
 class EpochStatistics:
     """Means of an epoch, summed on the device: values are read back only by `check_finite` and `means`."""
 
-    def __init__(self, objective: Objective, member_indices: list[int], indices: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        member_indices: list[int],
+        indices: Tensor | None = None,
+        engine: Engine | None = None,
+    ) -> None:
         self.objective, self.member_indices = objective, member_indices
         self.indices = indices
         """The same indices on the device."""
+        self.engine = engine
+        """What trains the steps, if they may be trained apart from other processes."""
+        self.num_apart = 0
+        """How many of the last pending steps were trained apart from other processes, and are not collected yet."""
         self.pending: list[Step] = []
         """The steps that are not summed yet."""
         self.latest: list[Step] = []
@@ -57,12 +68,31 @@ class EpochStatistics:
         """Add a step: its objective and its outputs (M, B, C)."""
         self.pending.append((value, outputs, batch.targets))
         self.num_steps += 1
-        if len(self.pending) * outputs.numel() * outputs.element_size() >= PENDING_BYTES:
+        is_apart = self.engine is not None and self.engine.is_apart
+        self.num_apart += is_apart
+        # of all members, wherever they are, so that sums are rounded in the same way
+        num_rows = sum(self.engine.active_rows.counts) if self.engine is not None and is_apart else len(outputs)
+        if len(self.pending) * num_rows * outputs.shape[1:].numel() * outputs.element_size() >= PENDING_BYTES:
             self._sum_pending()
+
+    def _collect(self) -> None:
+        """Complete the pending steps that were trained apart from other processes."""
+        if self.num_apart and self.engine is not None:
+            apart = self.pending[-self.num_apart :]
+            values, outputs = self.engine.collect([step[0] for step in apart], [step[1] for step in apart])
+            self.pending[-self.num_apart :] = zip(values, outputs, (step[2] for step in apart), strict=True)
+            self.num_apart = 0
+
+    @property
+    def last_objective(self) -> Tensor:
+        """The objective of the last step, of all processes."""
+        self._collect()
+        return (self.pending or self.latest)[-1][0]
 
     def _sum_pending(self) -> None:
         if not self.pending:
             return
+        self._collect()
         values, outputs, targets, sizes = _joined(self.pending)
         predictions = self.objective.train_predictions(outputs)
         loss, combined = self.objective.loss, self.objective.combine(outputs, self.indices)
@@ -99,6 +129,7 @@ class EpochStatistics:
 
     def check_all(self, epoch: int, kept: str) -> None:
         """Check like `check_finite`, without summing: where that happens changes the rounding of the sums."""
+        self._collect()
         pending = [_finite(*_joined_outputs(self.pending))] if self.pending else []
         self._check([*self.finite, *pending], self.pending or self.latest, epoch, kept)
 
@@ -137,6 +168,7 @@ class EpochStatistics:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the sums and the pending steps, for a checkpoint inside the epoch."""
+        self._collect()
         tensors = {f"sums.{name}": value for name, value in self.sums.items()}
         if self.pending:
             values, outputs, targets, _ = _joined(self.pending)

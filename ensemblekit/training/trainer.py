@@ -22,6 +22,7 @@ from ensemblekit.core.objective import Moment
 from ensemblekit.core.out_of_fold import OUT_OF_FOLD, fold_weights
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.seeds import derive_seed
+from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.data.weighting import weighted_by_class
@@ -30,6 +31,8 @@ from ensemblekit.engines.selection import Work, check_engine, engine_class, fast
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.members.layout import run_objective
+from ensemblekit.ranks.group import ALONE, Group
+from ensemblekit.ranks.session import launch
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.recorder import RunRecorder
@@ -46,6 +49,13 @@ from ensemblekit.training.checks import (
     check_weights_count,
     settings_notices,
 )
+from ensemblekit.training.cooperation import (
+    check_alike,
+    check_same_checkpoint,
+    check_shared,
+    network_ranks,
+    rank_device,
+)
 from ensemblekit.training.environment import choose_device, environment, machine_facts
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.fitting import fit_members, look_up_outputs
@@ -58,6 +68,7 @@ from ensemblekit.training.life_cycle import (
     method_values,
     restore_methods,
 )
+from ensemblekit.training.meetings import Meetings
 from ensemblekit.training.model_selection import ModelSelection
 from ensemblekit.training.partial_epoch import restore_epoch
 from ensemblekit.training.plan import make_plan
@@ -83,6 +94,7 @@ class Trainer:
         listeners: objects that follow the life cycle by hooks, such as a display.
         device: where to train, if not on the spec's device.
         stop: asks training to stop; it is looked at before every step and every batch of an evaluation.
+        group: the processes that train the ensemble together; each has a `Trainer`.
 
     Raises:
         UsageError: the spec cannot be trained on this data or on this machine.
@@ -96,23 +108,30 @@ class Trainer:
         listeners: Iterable[object] = (),
         device: torch.device | None = None,
         stop: StopRequest | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.started = time.perf_counter()
-        self.device = device or choose_device(spec.engine.device)
+        self.group = group
+        self.device = rank_device(device or choose_device(spec.engine.device), group)
         loaded = data or load_data(spec.data, spec.seed)
         weighted = weighted_by_class(loaded, spec.training.class_weights)
         self.data = weighted.mixed_by(spec.mix).to(self.device)
         spec = with_loss_for(spec, self.data.info.task)
+        check_alike(spec, self.data, self.device, group)
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()
+        self.meetings = Meetings(group, self.stop)
         self.recorder = RunRecorder(directory)
         self.methods = [method.model_copy(deep=True) for method in spec.methods]
         """Those of the spec, copied: they may remember something, and a spec may be trained several times."""
-        self.objective = run_objective(spec, self.data.info, self.methods, [*listeners, self.recorder])
+        logged = spec if group.is_first else replace(spec, extensions=())
+        self.objective = run_objective(logged, self.data.info, self.methods, [*listeners, self.recorder])
         self.hooks = self.objective.hooks
-        self.members = GrowingMembers(spec, self.data.info, self.device, self.objective.members.need_start)
+        ranks = network_ranks(spec, self.data.info, self.device, group)
+        keep_start = self.objective.members.need_start
+        self.members = GrowingMembers(spec, self.data.info, self.device, keep_start, group, ranks)
         passes, width = self.hooks.passes(spec.ensemble.members), self.members.layout.width
-        self.settings = EngineSettings.of(spec, self.device, passes, width, len(self.data.train))
+        self.settings = EngineSettings.of(spec, self.device, passes, width, len(self.data.train), group)
         self.members.start(self.hooks.call.members_at_start(num_members=spec.ensemble.members))
         # the targets as they were loaded: on the CPU, where weights are sampled
         targets = loaded.train.targets
@@ -128,6 +147,8 @@ class Trainer:
         self.evaluator = Evaluator(spec, self.data, self.objective, self.current_engine)
         self.selection = ModelSelection(spec.training.patience)
         self.busy_machine, self.unbounded = BusyMachine(self.device), UnboundedObjective(self.objective.separable)
+        followers = [*self.methods, *spec.extensions]
+        self.steps_are_followed = any("step_finished" in implemented_hooks(type(plugin)) for plugin in followers)
         self.clock = Stopwatch()
         self.saver = Saver(self)
         self.partial: Checkpoint | None = None
@@ -167,9 +188,12 @@ class Trainer:
             chosen = {"name": self.engine_name, "device": str(self.device)}
             resolved = with_absolute_paths(replace(self.spec, engine=self.spec.engine.model_copy(update=chosen)))
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
-            facts["data"] = self.data.fingerprint
+            facts |= {"data": self.data.fingerprint, **self.members.whereabouts}
+            if not self.group.is_alone:
+                facts["launch"] = launch()["id"]
             with self.stop.awaited():
                 self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
+                check_shared(self.directory.path, self.group)
                 self.saver.save(0)
                 self._run()
 
@@ -197,7 +221,7 @@ class Trainer:
                 self.hooks.call.notice(text=text)
             self._choose_engine_again(recorded)
             facts = {"epoch": self.saver.last.epoch, "step": self.saver.last.step, "engine": self.engine_name}
-            facts |= {"device": str(self.device), **machine_facts()}
+            facts |= {"device": str(self.device), **machine_facts(), **self.members.whereabouts}
             resumed = [*recorded.get("resumed", ()), facts]
             self.directory.update_environment(data=self.data.fingerprint, resumed=resumed)
             with self.stop.awaited():
@@ -214,7 +238,8 @@ class Trainer:
         self.clock.seconds |= checkpoint.state.get("seconds", {})
         if checkpoint.epoch == self.directory.continued_from:
             self.selection.evaluations_since_best = 0
-        self.history = self.directory.truncate_metrics(checkpoint.epoch)
+        check_same_checkpoint(checkpoint.position, self.group)  # before the first rank removes others
+        self.history = self.group.first(self.directory.truncate_metrics(checkpoint.epoch))
         return f"resumed from {checkpoint.position}"
 
     @contextmanager
@@ -332,7 +357,7 @@ class Trainer:
         self.evaluator.forget()
         # for networks that use torch's global generator; stochastic layers of this project do not
         torch.manual_seed(derive_seed(self.spec.seed, "epoch", epoch))
-        statistics = EpochStatistics(self.objective, engine.columns, engine.indices)
+        statistics = EpochStatistics(self.objective, engine.columns, engine.indices, engine)
         if partial is not None:
             restore_epoch(statistics, partial.tensors, partial.state, self.device)
         if not statistics.is_over:  # after the last step, methods may leave only members that are frozen
@@ -358,9 +383,10 @@ class Trainer:
         batches = self.data.train.training_batches(batch_size, seed, epoch, first_step=first)
         rate = self._learning_rate(epoch - 1 + max(first - 1, 0) / num_steps)
         for step, batch in enumerate(batches, start=first):
+            run_step = (epoch - 1) * num_steps + step
+            self.meetings.meet(run_step, batch, self.saver.is_due)
             self._stop_if_asked(epoch, statistics)
             rate = self._learning_rate(epoch - 1 + step / num_steps)
-            run_step = (epoch - 1) * num_steps + step
             moment = Moment(epoch, num_epochs, run_step / (num_steps * num_epochs))
             with self.busy_machine.step(engine):
                 value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step, moment)
@@ -372,19 +398,19 @@ class Trainer:
                 step=step + 1,
                 num_steps=num_steps,
                 num_samples=len(batch.index),
-                objective=value,
+                objective=statistics.last_objective if self.steps_are_followed else value,
                 learning_rate=rate,
             )
             if text := self.busy_machine.notice(engine):
                 self.hooks.call.notice(text=text)
-            if step + 1 < num_steps and self.saver.is_due:
+            if step + 1 < num_steps and self.meetings.must_save(self.saver.is_due):
                 self.saver.save_within(statistics, epoch)
         statistics.check_finite(epoch, self.saver.kept)
         return rate
 
     def _stop_if_asked(self, epoch: int, statistics: EpochStatistics | None = None) -> None:
         """Save and raise `Interrupted` if a signal has come in an epoch; without statistics everything is saved."""
-        if self.stop.signal_number is None:
+        if not self.meetings.must_stop:
             return
         if statistics is not None and statistics.num_steps:
             self.saver.save_within(statistics, epoch)
@@ -431,7 +457,7 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint: those of the members and of the methods, and weights that were set."""
         weights = {SAMPLE_WEIGHTS: self.weights} if self.weights_were_set and self.weights is not None else {}
-        return self.members.tensors() | method_tensors(self.methods) | weights
+        return self.group.gather_tensors(self.members.tensors()) | method_tensors(self.methods) | weights
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore members and training state from a checkpoint."""
@@ -451,6 +477,7 @@ class Trainer:
         if stopped_early:
             self.hooks.call.notice(text=finishing.stopped_early_text(epochs, settings.patience or 0))
         if settings.keep == "best" and self.data.validation is not None:
+            self.group.first(None)  # the first rank has written it
             best = self.directory.load_checkpoint(best=True)
             self.restore(best)
             if best.epoch != epochs:
@@ -466,7 +493,8 @@ class Trainer:
         self.metrics, self.member_metrics = metrics["test"] | metrics.get(OUT_OF_FOLD, {}), members
         more = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
         metadata = finishing.model_metadata(self.data, networks, method_values(self.methods))
-        tensors = self.members.network_tensors(networks) | method_tensors(self.methods) | more
+        weights = self.group.gather_tensors(self.members.network_tensors(networks))
+        tensors = weights | method_tensors(self.methods) | more
         self.directory.write_model(tensors, metadata)
         outputs = finishing.write_outputs(
             self.directory, self.evaluator.kept_outputs() if settings.keep_outputs else {}
