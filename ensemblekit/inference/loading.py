@@ -25,7 +25,7 @@ from ensemblekit.runs.json_files import as_written
 from ensemblekit.runs.run import read_spec
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import choose_device
-from ensemblekit.training.life_cycle import restore_methods
+from ensemblekit.training.life_cycle import method_tensors, restore_methods
 
 
 def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "cpu") -> Ensemble:
@@ -33,8 +33,23 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
     target = inference_device(device)
     directory = RunDirectory.open(path)
     spec = read_spec(directory, registry)
-    tensors, metadata = directory.read_model()
-    with as_written(path / "model.json"):
+    ensemble = assemble(spec, *directory.read_model(), path / "model.json")
+    kept = KeptCalibration.read(directory, spec.loss)
+    ensemble.calibration, ensemble.conformal = kept.calibration, kept.conformal
+    ensemble.source = path
+    return ensemble.to(target)
+
+
+def assemble(spec: Spec, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], where: Path) -> Ensemble:
+    """Build a trained ensemble, in evaluation mode on the CPU.
+
+    Args:
+        spec: what was trained.
+        tensors: the weights, and what methods and the combiner have fitted.
+        metadata: what else it takes to use them, as a run keeps it.
+        where: the file of the metadata, for errors.
+    """
+    with as_written(where):
         info = read_info(metadata, tensors)
         classes = tuple(metadata["classes"]) if metadata["classes"] else None
         transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
@@ -50,11 +65,15 @@ def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "
         load_weights(network, plan.group.model, tensors, f"members.{index}.")
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)
-    ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
-    kept = KeptCalibration.read(directory, spec.loss)
-    ensemble.calibration, ensemble.conformal = kept.calibration, kept.conformal
-    ensemble.source = path
-    return ensemble.eval().to(target)
+    return Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods).eval()
+
+
+def tensors_of(ensemble: Ensemble) -> dict[str, Tensor]:
+    """Return the tensors that `assemble` needs to build the same ensemble again, on the CPU, as copies."""
+    tensors = {f"members.{name}": value for name, value in ensemble.members.state_dict().items()}
+    fitted = {} if ensemble.fitted is None else {"combiner": ensemble.fitted}
+    together = tensors | method_tensors(ensemble.methods) | fitted
+    return {name: value.detach().cpu().clone() for name, value in together.items()}
 
 
 def trained_methods(spec: Spec, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> list[Method]:

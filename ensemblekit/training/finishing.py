@@ -69,7 +69,7 @@ def result(
         stopped_early: whether training stopped before the last epoch of the spec.
     """
     return {
-        "metrics": metrics["test"],
+        "metrics": metrics.get("test", {}),
         "validation_metrics": metrics.get("validation", {}),
         "members": members,
         "epochs": len(history),

@@ -446,7 +446,7 @@ class Trainer:
             networks = [state for state in self.members.networks if predicts(state, self.objective)]
             rows = self.evaluator.member_metrics()
             members = finishing.described(rows, networks, self.settings.passes)
-        self.metrics, self.member_metrics = metrics["test"], members
+        self.metrics, self.member_metrics = metrics.get("test", {}), members
         more = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
         metadata = finishing.model_metadata(self.data, networks, method_values(self.methods))
         tensors = self.members.network_tensors(networks) | method_tensors(self.methods) | more
