@@ -1,4 +1,4 @@
-"""What both estimators share: parameters of a spec, fitting by a run in memory, pickling, and the ensemble's outputs."""
+"""What both estimators share: parameters of a spec, fitting in memory, pickling, and computing with the ensemble."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             inputs = self.preparation_.fit(rows, weights)(rows)
         else:
             inputs, self.preparation_ = rows, None
-        self._keep(self._train(seed, WeightedRows, inputs, targets, weights))
+        self._keep(self._train(seed, inputs, targets, weights))
         return self
 
     @abstractmethod
@@ -128,10 +128,12 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _num_threads(self) -> int:
         """Return how many threads to use, as scikit-learn counts jobs: -1 is all cores, -2 all but one."""
-        jobs = 1 if self.n_jobs is None else self.n_jobs
-        if not isinstance(jobs, Integral) or jobs == 0:
-            raise ValueError(f"n_jobs must be an integer other than 0, or None, got {jobs!r}")
-        return int(jobs) if jobs > 0 else max(1, num_cores() + 1 + int(jobs))
+        if self.n_jobs is None:
+            return 1
+        if not isinstance(self.n_jobs, Integral) or self.n_jobs == 0:
+            raise ValueError(f"n_jobs must be an integer other than 0, or None, got {self.n_jobs!r}")
+        jobs = int(self.n_jobs)
+        return jobs if jobs > 0 else max(1, num_cores() + 1 + jobs)
 
     def _tables(self, seed: int) -> dict[str, Any]:
         """Return the tables of the spec."""
@@ -146,18 +148,11 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             tables["training"]["class_weights"] = weights
         return tables
 
-    def _train(
-        self,
-        seed: int,
-        dataset_class: type[WeightedRows],
-        inputs: NDArray[Any],
-        targets: NDArray[Any],
-        weights: Floats | None,
-    ) -> InMemoryRun:
+    def _train(self, seed: int, inputs: NDArray[Any], targets: NDArray[Any], weights: Floats | None) -> InMemoryRun:
         self._python = (tuple(self.plugins), None if isinstance(self.model, str | Mapping) else self.model)
         registry = registry_of(*self._python)
         spec = spec_of(self._tables(seed), None, registry, self._python[1], in_memory=True)
-        data = load_data(dataset_class.in_place_of(spec.data).of_rows(inputs, targets, weights), seed)
+        data = load_data(WeightedRows.in_place_of(spec.data).of_rows(inputs, targets, weights), seed)
         display = choose_progress(quiet=not self.verbose)
         try:
             with threads(self._num_threads()):
@@ -177,13 +172,15 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _assembled(self, tables: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ensemble:
         spec = load_spec(tables, None, registry_of(*self._python), ask_plugins=False, for_training=False)
-        return assemble(spec, tensors, self._metadata, Path("the estimator"))
+        ensemble = assemble(spec, tensors, self._metadata, Path("the estimator"))
+        return ensemble if self.preparation_ is None else _precise(ensemble)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         if "ensemble_" in state:
             ensemble = state["ensemble_"]
-            state["ensemble_"] = (json.dumps(ensemble.spec.to_dict()), save(tensors_of(ensemble)))
+            tensors = {name: _without_zeros(tensor) for name, tensor in tensors_of(ensemble).items()}
+            state["ensemble_"] = (json.dumps(ensemble.spec.to_dict()), save(tensors))
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -207,7 +204,9 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             assert_all_finite(array, input_name="X")
             return array
         if preparation is not None and preparation.category_columns:
-            raise ValueError(f"{type(self).__name__} was fitted to a frame with categories; give a frame of its columns")
+            raise ValueError(
+                f"{type(self).__name__} was fitted to a frame with categories; give a frame of its columns"
+            )
         return read_array(array)
 
     def _compute(self, X: Any, compute: Callable[[Tensor], Tensor], dim: int = 0) -> NDArray[Any]:
@@ -230,6 +229,27 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _more_tags(self) -> dict[str, Any]:  # scikit-learn before 1.6
         return {"allow_nan": True}
+
+
+def _precise(ensemble: Ensemble) -> Ensemble:
+    """Return an ensemble that computes in float64, if its networks can.
+
+    In float32 the last digits of a prediction depend on which other rows are predicted with it, and in which order.
+    """
+    inputs = torch.zeros(1, *ensemble.info.input_shape)
+    try:
+        with ensemble.double().own_threads():
+            ensemble(inputs)
+    except RuntimeError:  # a network with tensors of its own in float32
+        ensemble.float()
+    return ensemble
+
+
+def _without_zeros(tensor: Tensor) -> Tensor:
+    """Return a float64 tensor as float32 if that loses nothing: it was trained in float32."""
+    if tensor.dtype != torch.float64 or not bool((tensor.float().double() == tensor).all()):
+        return tensor
+    return tensor.float()
 
 
 def _select(rows: Columns | NDArray[Any], chosen: NDArray[Any]) -> Columns | NDArray[Any]:

@@ -35,7 +35,7 @@ class Uncertainty(NamedTuple):
     """Noise of the data, as the members see it: the mean of the entropies of their probabilities; in regression the
     standard deviation that they predict, nan if the loss has none."""
     epistemic: NDArray[Any]
-    """Disagreement of the members: the mutual information; in regression the standard deviation of their predictions."""
+    """Disagreement of the members: the mutual information; in regression the standard deviation of what they predict."""
 
 
 class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -92,7 +92,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):  # type: ignore[mi
         members: int = 5,
         *,
         epochs: int = 50,
-        batch_size: int = 128,
+        batch_size: int = 32,
         loss: Table | None = None,
         optimizer: Table | None = None,
         schedule: Table | None = None,
@@ -143,7 +143,9 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):  # type: ignore[mi
     def _encode(self, targets: NDArray[Any]) -> NDArray[Any]:
         self.classes_, indices = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"{type(self).__name__} needs rows of at least 2 classes, got 1 class: {self.classes_[0]!r}")
+            raise ValueError(
+                f"{type(self).__name__} needs rows of at least 2 classes, got 1 class: {self.classes_[0]!r}"
+            )
         return indices.reshape(-1)
 
     def _class_weights(self) -> str | list[float] | None:
@@ -187,7 +189,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):  # type: ignore[misc
         members: int = 5,
         *,
         epochs: int = 50,
-        batch_size: int = 128,
+        batch_size: int = 32,
         loss: Table | None = None,
         optimizer: Table | None = None,
         schedule: Table | None = None,

@@ -95,7 +95,9 @@ class InputPreparation:
             imputer = SimpleImputer(keep_empty_features=True)
             self.number_steps = make_pipeline(imputer, *self._scaler(len(columns.numbers)))
             takes_weights = self.scaling == "standard" and weights is not None
-            self.number_steps.fit(columns.numbers, **({"standardscaler__sample_weight": weights} if takes_weights else {}))
+            self.number_steps.fit(
+                columns.numbers, **({"standardscaler__sample_weight": weights} if takes_weights else {})
+            )
         if columns.categories.shape[1]:
             self.encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float32)
             self.encoder.fit(columns.categories)

@@ -58,11 +58,13 @@ def class_weights(weights: str | Mapping[Any, float] | None, classes: NDArray[An
     return [float(weights.get(label, 1.0)) for label in labels]
 
 
-def distinct_rows(codes: Floats, targets: NDArray[Any], weights: Floats | None) -> tuple[NDArray[np.intp], Floats] | None:
+def distinct_rows(
+    codes: Floats, targets: NDArray[Any], weights: Floats | None
+) -> tuple[NDArray[np.intp], Floats] | None:
     """Merge equal rows: return the index of one row of each kind, in a fixed order, and the sums of weights.
 
-    A weight of 2 then is the same as a row that is there twice, bit for bit. That is for rows that are all in one batch;
-    of several batches, a row that is there twice takes part in twice as many steps.
+    A weight of 2 then is the same as a row that is there twice, bit for bit. That is for rows that are all in one
+    batch; of several batches, a row that is there twice takes part in twice as many steps.
 
     Args:
         codes: the rows as numbers (N, F).

@@ -40,9 +40,7 @@ def train_new(
     return directory
 
 
-def train_in_memory(
-    spec: Spec, registry: Registry, data: Data, listeners: Iterable[object] = ()
-) -> InMemoryRun:
+def train_in_memory(spec: Spec, registry: Registry, data: Data, listeners: Iterable[object] = ()) -> InMemoryRun:
     """Train a spec without a run directory and without test data; the bits depend on the arguments alone.
 
     No engine is measured: "auto" is the preferred one that supports the members. Signals are left to the caller, and a
