@@ -22,7 +22,7 @@ from torch import Tensor
 from ensemblekit.core.errors import NumericError
 from ensemblekit.core.threads import num_cores, threads
 from ensemblekit.data.loading import load_data
-from ensemblekit.display.progress import choose_progress
+from ensemblekit.display.progress import EpochLines
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.loading import assemble, tensors_of
 from ensemblekit.members.python_specs import registry_of, spec_of
@@ -32,6 +32,7 @@ from ensemblekit.sklearn.parameters import TABLES, nested_parameters, spec_table
 from ensemblekit.sklearn.preparation import Columns, InputPreparation, is_frame, read_array
 from ensemblekit.sklearn.rows import Floats, WeightedRows, check_weights, distinct_rows
 from ensemblekit.spec.reader import load_spec
+from ensemblekit.training.only_run import between_runs
 from ensemblekit.training.sessions import train_in_memory
 
 BATCH_BYTES = 2**24
@@ -153,14 +154,12 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         registry = registry_of(*self._python)
         spec = spec_of(self._tables(seed), None, registry, self._python[1], in_memory=True)
         data = load_data(WeightedRows.in_place_of(spec.data).of_rows(inputs, targets, weights), seed)
-        display = choose_progress(quiet=not self.verbose)
+        listeners = [EpochLines()] if self.verbose else []
         try:
             with threads(self._num_threads()):
-                return train_in_memory(spec, registry, data, [display])
+                return train_in_memory(spec, registry, data, listeners)
         except NumericError as error:  # it names a checkpoint, and there is none
             raise NumericError(error.what, f"{type(self).__name__}.fit", error.fix) from error
-        finally:
-            display.close()
 
     def _keep(self, run: InMemoryRun) -> None:
         """Keep the trained ensemble and what was measured in training."""
@@ -172,7 +171,8 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _assembled(self, tables: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ensemble:
         spec = load_spec(tables, None, registry_of(*self._python), ask_plugins=False, for_training=False)
-        ensemble = assemble(spec, tensors, self._metadata, Path("the estimator"))
+        with between_runs():
+            ensemble = assemble(spec, tensors, self._metadata, Path("the estimator"))
         return ensemble if self.preparation_ is None else _precise(ensemble)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,14 +209,18 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             )
         return read_array(array)
 
-    def _compute(self, X: Any, compute: Callable[[Tensor], Tensor], dim: int = 0) -> NDArray[Any]:
-        """Return what is computed from the inputs of networks, batch by batch along a dimension of the results."""
+    def prepare(self, X: Any) -> NDArray[Any]:
+        """Return rows as `ensemble_` takes them, (N, number of inputs), or images as they are."""
         check_is_fitted(self)
         rows = self._read(X, reset=False)
-        if isinstance(rows, Columns):
-            assert self.preparation_ is not None
-            rows = self.preparation_(rows)
-        inputs = torch.from_numpy(np.array(rows))
+        if not isinstance(rows, Columns):
+            return rows
+        assert self.preparation_ is not None
+        return self.preparation_(rows)
+
+    def _compute(self, X: Any, compute: Callable[[Tensor], Tensor], dim: int = 0) -> NDArray[Any]:
+        """Return what is computed from the inputs of networks, batch by batch along a dimension of the results."""
+        inputs = torch.from_numpy(np.array(self.prepare(X)))
         size = max(1, BATCH_BYTES // (4 * prod(inputs.shape[1:])))
         with torch.no_grad(), threads(self._num_threads()), self.ensemble_.own_threads():
             found = torch.cat([compute(batch) for batch in inputs.split(size)], dim=dim)

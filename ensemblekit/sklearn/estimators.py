@@ -35,7 +35,7 @@ class Uncertainty(NamedTuple):
     """Noise of the data, as the members see it: the mean of the entropies of their probabilities; in regression the
     standard deviation that they predict, nan if the loss has none."""
     epistemic: NDArray[Any]
-    """Disagreement of the members: the mutual information; in regression the standard deviation of what they predict."""
+    """Disagreement of the members: the mutual information; in regression the standard deviation of their values."""
 
 
 class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -48,7 +48,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):  # type: ignore[mi
         method: the ensembling method, or a list of methods.
         model: the base model; or a subclass of `torch.nn.Module` or a function that builds a network, which get
             `input_shape` and `num_outputs` if they have parameters of these names.
-        members: number of members.
+        members: number of members. None: as many as the method implies.
         epochs: passes over the training rows.
         batch_size: rows in one step.
         loss: default: `cross_entropy`.
@@ -89,7 +89,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):  # type: ignore[mi
         self,
         method: Table | Sequence[Table] = "independent",
         model: NetworkLike = "mlp",
-        members: int = 5,
+        members: int | None = 5,
         *,
         epochs: int = 50,
         batch_size: int = 32,
@@ -186,7 +186,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):  # type: ignore[misc
         self,
         method: Table | Sequence[Table] = "independent",
         model: NetworkLike = "mlp",
-        members: int = 5,
+        members: int | None = 5,
         *,
         epochs: int = 50,
         batch_size: int = 32,

@@ -43,3 +43,13 @@ def only_run_of_process(wait: bool = False) -> Iterator[None]:
     finally:
         turn.thread = None
         turn.lock.release()
+
+
+@contextmanager
+def between_runs() -> Iterator[None]:
+    """Use torch's random generator in a block, as building networks does, while no other thread trains."""
+    if _turns.setdefault(os.getpid(), _Turn()).thread == get_ident():
+        yield
+        return
+    with only_run_of_process(wait=True):
+        yield
