@@ -44,10 +44,10 @@ def test_a_pickle_has_the_weights_as_safetensors_and_the_spec_as_json(classifier
     assert classifier.ensemble_ is not None  # asking for the state changes nothing
 
 
-def test_an_estimator_holds_no_threads(small, flowers):
+def test_an_estimator_holds_no_threads(classifier, flowers):
     before = set(threading.enumerate())
-    estimator = EnsembleClassifier(**small, n_jobs=2).fit(*flowers)
-    estimator.predict(flowers[0])
+    estimator = copy.deepcopy(classifier).set_params(n_jobs=2)
+    np.testing.assert_array_equal(estimator.predict_proba(flowers[0]), classifier.predict_proba(flowers[0]))
     assert set(threading.enumerate()) == before
 
 

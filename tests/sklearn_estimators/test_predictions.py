@@ -8,7 +8,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, r2_score
 
-from ensemblekit.sklearn import EnsembleClassifier, EnsembleRegressor
+from ensemblekit.sklearn import EnsembleRegressor
 
 
 def test_probabilities_are_those_of_the_mean_of_the_members_outputs(classifier, flowers):
@@ -78,8 +78,3 @@ def test_large_inputs_are_predicted_in_batches(classifier, flowers, monkeypatch)
     expected = classifier.member_predict_proba(flowers[0])
     monkeypatch.setattr("ensemblekit.sklearn.estimator.BATCH_BYTES", 4 * 4 * 7)
     np.testing.assert_allclose(classifier.member_predict_proba(flowers[0]), expected, rtol=1e-12)
-
-
-def test_more_threads_change_nothing(classifier, flowers, small):
-    parallel = EnsembleClassifier(**small, n_jobs=-1).fit(*flowers)
-    np.testing.assert_allclose(parallel.predict_proba(flowers[0]), classifier.predict_proba(flowers[0]), atol=1e-4)
