@@ -20,18 +20,20 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from ensemblekit.core.errors import NumericError
+from ensemblekit.core.registry import Registry
 from ensemblekit.core.threads import num_cores, threads
-from ensemblekit.data.loading import load_data
+from ensemblekit.data.loading import Data, load_data
 from ensemblekit.display.progress import EpochLines
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.inference.loading import assemble, tensors_of
 from ensemblekit.members.python_specs import registry_of, spec_of
 from ensemblekit.runs.in_memory import InMemoryRun
 from ensemblekit.sklearn.compatibility import check_columns, check_inputs
-from ensemblekit.sklearn.parameters import TABLES, nested_parameters, spec_tables, with_nested
+from ensemblekit.sklearn.parameters import TABLES, nested_parameters, plain, spec_tables, with_nested
 from ensemblekit.sklearn.preparation import Columns, InputPreparation, is_frame, read_array
 from ensemblekit.sklearn.rows import Floats, WeightedRows, check_weights, distinct_rows
 from ensemblekit.spec.reader import load_spec
+from ensemblekit.spec.sections import Spec
 from ensemblekit.training.only_run import between_runs
 from ensemblekit.training.sessions import train_in_memory
 
@@ -101,13 +103,15 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             kept = weights.nonzero()[0]
             rows, targets, weights = _select(rows, kept), targets[kept], weights[kept]
         targets = self._encode(targets)
-        if len(targets) <= self.batch_size:
+        spec, registry = self._spec(seed)
+        if len(targets) <= spec.training.batch_size:
             rows, targets, weights = _distinct(rows, targets, weights)
         if isinstance(rows, Columns):
             inputs = self.preparation_.fit(rows, weights)(rows)
         else:
             inputs, self.preparation_ = rows, None
-        self._keep(self._train(seed, inputs, targets, weights))
+        dataset = WeightedRows.in_place_of(spec.data).of_rows(inputs, targets, weights)
+        self._keep(self._train(spec, registry, load_data(dataset, seed)))
         return self
 
     @abstractmethod
@@ -136,24 +140,22 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         jobs = int(self.n_jobs)
         return jobs if jobs > 0 else max(1, num_cores() + 1 + jobs)
 
-    def _tables(self, seed: int) -> dict[str, Any]:
-        """Return the tables of the spec."""
+    def _spec(self, seed: int) -> tuple[Spec, Registry]:
+        """Return the spec of the parameters, and the plugins that it may name."""
         tables = spec_tables(self.get_params(deep=False))
-        needs_validation = self.patience is not None or self.keep == "best"
         fraction = self.validation_fraction
         if fraction is None:
-            fraction = DEFAULT_FRACTION if needs_validation else 0.0
-        tables |= {"seed": seed, "data": {"validation_fraction": float(fraction)}}
+            fraction = DEFAULT_FRACTION if self.patience is not None or self.keep == "best" else 0.0
+        tables |= {"seed": seed, "data": {"validation_fraction": plain(fraction)}}
         tables["training"] |= {"keep_outputs": False}
         if (weights := self._class_weights()) is not None:
             tables["training"]["class_weights"] = weights
-        return tables
+        network = None if isinstance(self.model, str | Mapping) else self.model
+        self._python = (self.plugins, network)
+        registry = registry_of(self.plugins, network)
+        return spec_of(tables, None, registry, network, in_memory=True), registry
 
-    def _train(self, seed: int, inputs: NDArray[Any], targets: NDArray[Any], weights: Floats | None) -> InMemoryRun:
-        self._python = (tuple(self.plugins), None if isinstance(self.model, str | Mapping) else self.model)
-        registry = registry_of(*self._python)
-        spec = spec_of(self._tables(seed), None, registry, self._python[1], in_memory=True)
-        data = load_data(WeightedRows.in_place_of(spec.data).of_rows(inputs, targets, weights), seed)
+    def _train(self, spec: Spec, registry: Registry, data: Data) -> InMemoryRun:
         listeners = [EpochLines()] if self.verbose else []
         try:
             with threads(self._num_threads()):
@@ -195,10 +197,10 @@ class EnsembleEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if is_frame(X) and (reset or (preparation is not None and preparation.columns is not None)):
             assert preparation is not None
             check_columns(self, X, reset)
-            columns = preparation.read_training_frame(X) if reset else preparation.read_frame(X)
-            if len(X) < (2 if reset else 1):
-                raise ValueError(f"Found array with {len(X)} sample(s) while a minimum of {1 + reset} is required")
-            return columns
+            if len(X) < 1 + reset or len(X.columns) == 0:
+                shape = f"{len(X)} sample(s) and {len(X.columns)} feature(s)"
+                raise ValueError(f"Found a frame with {shape}, while a minimum of {1 + reset} and 1 is required")
+            return preparation.read_training_frame(X) if reset else preparation.read_frame(X)
         array = check_inputs(self, X, reset)
         if array.ndim > 2:
             assert_all_finite(array, input_name="X")

@@ -151,7 +151,7 @@ def test_verbose_prints_a_line_for_each_epoch(small, flowers, capsys):
     assert lines[-1].startswith("epoch 4/4")
 
 
-def test_images_are_trained_as_they_are(small):
+def test_images_are_trained_as_they_are(small, classifier):
     generator = RandomState(0)
     classes = np.arange(40) % 2
     images = (generator.rand(40, 1, 8, 8) * 100 + 100 * classes[:, None, None, None]).astype(np.uint8)
@@ -160,6 +160,8 @@ def test_images_are_trained_as_they_are(small):
     assert estimator.score(images, classes) == 1
     assert estimator.member_predict_proba(images).shape == (3, 40, 2)
     assert estimator.ensemble_.dtype == torch.float32
+    engines = [fitted.ensemble_.spec.engine.name for fitted in (classifier, estimator)]
+    assert engines == ["stacked", "sequential"]
     with pytest.raises(ValueError, match="infinity"):
         estimator.predict(np.full((1, 1, 8, 8), np.inf))
 

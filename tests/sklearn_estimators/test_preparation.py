@@ -88,10 +88,14 @@ def test_columns_that_cannot_be_used_are_named(frame, small):
         estimator.fit(pl.from_pandas(pandas).with_columns(day=pl.date(2020, 2, 2)), classes)
     with pytest.raises(ValueError, match="length contains infinity"):
         estimator.fit(pandas.assign(length=np.inf), classes)
+    with pytest.raises(ValueError, match=r"1 sample\(s\)"):
+        estimator.fit(pandas[:1], classes[:1])
+    with pytest.raises(ValueError, match=r"0 feature\(s\)"):
+        estimator.fit(pandas[[]], classes)
     identifiers = pd.DataFrame({"key": [f"row {index}" for index in range(1001)]})
     with pytest.raises(ValueError, match='"key" has 1,001 categories'):
         estimator.fit(identifiers, np.arange(1001) % 2)
-    with pytest.raises(ValueError, match="unique column names|same name"):
+    with pytest.raises(ValueError, match=r"unique column names|same name"):
         estimator.fit(pd.concat([pandas, pandas], axis=1), classes)
     with pytest.raises(ValueError, match='column "count" had only numbers'):
         estimator.set_params(epochs=1).fit(pandas, classes).predict(pandas.assign(count="many"))
