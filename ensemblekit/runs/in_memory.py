@@ -44,11 +44,14 @@ class InMemoryRun(RunDirectory):
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self.history.append(dict(row))
 
+    def wants_checkpoint(self, best: bool) -> bool:
+        """Return whether it is the best or the first; others would only be needed to resume."""
+        return best or self._best is None
+
     def save_checkpoint(self, checkpoint: Checkpoint, best: bool = False) -> None:
-        """Keep a copy of the best checkpoint; others would only be needed to resume."""
-        if best or self._best is None:
-            tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
-            self._best = replace(checkpoint, tensors=tensors, state=deepcopy(checkpoint.state))
+        """Keep a copy in place of the last one that was kept."""
+        tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+        self._best = replace(checkpoint, tensors=tensors, state=deepcopy(checkpoint.state))
 
     def load_checkpoint(self, best: bool = False) -> Checkpoint:
         """Return the best checkpoint."""
