@@ -77,6 +77,7 @@ def test_the_core_names_no_method_model_or_data_set():
         strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
         # the command distil writes a spec with these
         allowed = {"distillation", "multi_head"} if path.name == "distillation.py" else set()
+        allowed |= {"mlp"} if path.name == "estimators.py" else set()  # an estimator needs a model by default
         assert not (names - allowed) & set(strings), path.name
 
 

@@ -93,6 +93,21 @@ class PlainProgress(Progress):
             self.printer.verbatim(f"  {command}  # {purpose}")
 
 
+class EpochLines:
+    """A line for each epoch and each notice, for training without a run directory."""
+
+    def __init__(self) -> None:
+        self.printer = Printer(optional=True)  # training goes on without its display
+
+    @hookimpl
+    def epoch_finished(self, num_epochs: int, metrics: Mapping[str, Any]) -> None:
+        self.printer.text(epoch_line(metrics, num_epochs))
+
+    @hookimpl
+    def notice(self, text: str) -> None:
+        self.printer.text(f"note: {text}")
+
+
 class RichProgress(PlainProgress):
     """For a terminal: a panel with the plan, a bar that fills up in each epoch, the summary."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from ensemblekit.core.errors import UsageError, is_out_of_memory
 from ensemblekit.core.objective import Objective
@@ -69,6 +70,14 @@ def check_engine(name: str, members: Sequence[MemberState], settings: EngineSett
     """Raise a `UsageError` if the engine of that name does not support these members."""
     if reason := engine_class(name).unsupported(members, settings):
         raise UsageError(f'engine "{name}" does not support this run: {reason}', "engine.name", 'set it to "auto"')
+
+
+def preferred_engine(members: Sequence[MemberState], settings: EngineSettings) -> str:
+    """Return the engine to use without measuring: stacked if it supports the members and is not known to be slower."""
+    convolves = any(isinstance(layer, _Convolution) for member in members for layer in member.network.modules())
+    # grouped convolutions, which stacking makes of them, are slow on a CPU
+    is_slow = settings.device.type == "cpu" and convolves
+    return "sequential" if is_slow or engine_class("stacked").unsupported(members, settings) else "stacked"
 
 
 def fastest(seconds_per_step: Mapping[str, float]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Ensemble(nn.Module):
         """Make what a copy does not share."""
         self._objective = run_objective(self.spec, self.info, self.methods)
         self._passes = self._objective.hooks.passes(self.spec.ensemble.members)
-        self._pool = ThreadPool()
+        self._pool, self._parallel = ThreadPool(), True
         self._folded: _FoldedMembers | None = None
         self._anytime: dict[float | None, Anytime] = {}
 
@@ -115,6 +115,16 @@ class Ensemble(nn.Module):
         self._folded = None  # its memory is not needed where the members go
         moved: Ensemble = super()._apply(fn, recurse)
         return moved
+
+    @contextmanager
+    def own_threads(self) -> Iterator[None]:
+        """Start threads for predictions in a block and stop them at its end; none if torch itself uses only one."""
+        before, self._parallel = self._parallel, torch.get_num_threads() > 1
+        try:
+            yield
+        finally:
+            self._parallel = before
+            self._pool.close()
 
     @property
     def loss(self) -> Loss:
@@ -209,7 +219,8 @@ class Ensemble(nn.Module):
             elif inputs.device.type == "cpu" and in_evaluation and not with_grad:
                 folded = self._folded_members()
                 pairs = list(zip([folded[index] for index in chosen], views, strict=True))
-                outputs = self._pool.map(lambda pair: pair[0](pair[1], passes), pairs)
+                work: Callable[[Any], Tensor] = lambda pair: pair[0](pair[1], passes)  # noqa: E731
+                outputs = self._pool.map(work, pairs) if self._parallel else [work(pair) for pair in pairs]
             else:
                 outputs = [outputs_of_passes(*pair, passes) for pair in zip(members, views, strict=True)]
             width = None if self._objective.layout is None else self._objective.layout.width

@@ -28,7 +28,7 @@ from ensemblekit.runs.own_files import CONFIG, MODEL
 from ensemblekit.runs.run import read_folder_spec, read_spec
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.environment import choose_device
-from ensemblekit.training.life_cycle import restore_methods
+from ensemblekit.training.life_cycle import method_tensors, restore_methods
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,11 @@ class TrainedModel:
 def load_ensemble(path: Path, registry: Registry, device: str | torch.device = "cpu") -> Ensemble:
     """Load the trained ensemble of a run or a model folder to a device, in evaluation mode; nothing is unpickled."""
     target = inference_device(device)
-    ensemble = _build(_read_folder(path, registry) if is_model_folder(path) else _read_run(path, registry))
+    model = _read_folder(path, registry) if is_model_folder(path) else _read_run(path, registry)
+    ensemble = assemble(model.spec, model.tensors, model.metadata, model.file)
+    ensemble.calibration, ensemble.conformal = model.kept.calibration, model.kept.conformal
     ensemble.source = path
-    return ensemble.eval().to(target)
+    return ensemble.to(target)
 
 
 def _read_run(path: Path, registry: Registry) -> TrainedModel:
@@ -66,10 +68,16 @@ def _read_folder(path: Path, registry: Registry) -> TrainedModel:
     return TrainedModel(path / CONFIG, spec, folder.read_weights(), folder.metadata, kept)
 
 
-def _build(model: TrainedModel) -> Ensemble:
-    """Build the networks and load their weights."""
-    spec, tensors, metadata = model.spec, model.tensors, model.metadata
-    with as_written(model.file):
+def assemble(spec: Spec, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], where: Path) -> Ensemble:
+    """Build a trained ensemble, in evaluation mode on the CPU.
+
+    Args:
+        spec: what was trained.
+        tensors: the weights, and what methods and the combiner have fitted.
+        metadata: what else it takes to use them, as a run keeps it.
+        where: the file of the metadata, for errors.
+    """
+    with as_written(where):
         info = read_info(metadata, tensors)
         classes = tuple(metadata["classes"]) if metadata["classes"] else None
         transform = ImageTransform.from_json(metadata["transform"]) if metadata["transform"] else None
@@ -86,9 +94,15 @@ def _build(model: TrainedModel) -> Ensemble:
         load_weights(network, plan.group.model, tensors, f"members.{index}.")
         networks.append(network)
     combiner, methods = tensors.get("combiner"), trained_methods(spec, tensors, metadata)
-    ensemble = Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods)
-    ensemble.calibration, ensemble.conformal = model.kept.calibration, model.kept.conformal
-    return ensemble
+    return Ensemble(networks, spec, info, classes, transform, combiner, scaling, preparation, plans, methods).eval()
+
+
+def tensors_of(ensemble: Ensemble) -> dict[str, Tensor]:
+    """Return the tensors that `assemble` needs to build the same ensemble again, on the CPU, as copies."""
+    tensors = {f"members.{name}": value for name, value in ensemble.members.state_dict().items()}
+    fitted = {} if ensemble.fitted is None else {"combiner": ensemble.fitted}
+    together = tensors | method_tensors(ensemble.methods) | fitted
+    return {name: value.detach().cpu().clone() for name, value in together.items()}
 
 
 def trained_methods(spec: Spec, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> list[Method]:

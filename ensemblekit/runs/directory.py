@@ -272,6 +272,10 @@ class RunDirectory:
         self._metrics.write(rows)
         return rows
 
+    def wants_checkpoint(self, best: bool) -> bool:
+        """Return whether a checkpoint would be kept; `best` as for `save_checkpoint`."""
+        return True
+
     def save_checkpoint(self, checkpoint: Checkpoint, best: bool = False) -> None:
         """Commit a checkpoint; the last two and the best one are kept."""
         self._checkpoints.save(checkpoint, best, self._metrics.mark())

@@ -49,10 +49,11 @@ def settings_notices(spec: Spec, data: Data) -> Iterator[str]:
 
 def _sets_every_rate(spec: Spec) -> str:
     """Return the method that takes the place of a schedule that would change the learning rate; "" if none does."""
-    num_epochs, hooks = spec.training.epochs, RunHooks(spec.methods)
+    num_epochs = spec.training.epochs
     epochs = [num_epochs * share for share in PROGRESS]
     if all(spec.schedule.factor(epoch, num_epochs) == 1 for epoch in epochs):
         return ""
+    hooks = RunHooks(spec.methods)
     rates = {"base": spec.optimizer.learning_rate, "num_epochs": num_epochs}
     setting = [hooks.first_result("learning_rate", **rates, epoch=epoch)[0] for epoch in epochs]
     return setting[0] if all(setting) else ""

@@ -81,6 +81,8 @@ def _items(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 def check_shared(path: Path, group: Group) -> None:
     """Raise a `ResourceError` on all ranks if one of them does not see the run directory."""
+    if group.is_alone:
+        return
     group.first(None)  # it is there
     for rank, is_there in enumerate(group.gather_json((path / "run.json").exists())):
         if not is_there:

@@ -61,6 +61,10 @@ class Evaluator:
         self.before_batch: Callable[[], None] = lambda: None
         """Called before each batch; it may raise to stop."""
 
+    def leave_out(self, split: str) -> None:
+        """Evaluate the members only on the other split, if there is one."""
+        del self.splits[split]
+
     def forget(self) -> None:
         """Compute the outputs anew: the members have learned."""
         self.predictions.clear()
@@ -72,7 +76,7 @@ class Evaluator:
         if "validation" in self.splits:
             self.fit_combiner()
             metrics = self.metrics("validation")
-        return self.metrics("test") | metrics
+        return (self.metrics("test") if "test" in self.splits else {}) | metrics
 
     def fit_combiner(self) -> None:
         """Fit on the validation data how members are combined, on the means over stochastic passes."""
@@ -140,11 +144,13 @@ class Evaluator:
         return flat_metrics(found, OUT_OF_FOLD)
 
     def member_metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics of each member, or of each pass of each network, on the test data.
+        """Return the metrics of each member, or of each pass of each network, on the test data, if there is any.
 
         Raises:
             NumericError: one of them is not finite.
         """
+        if "test" not in self.splits:
+            return []
         targets = self.splits["test"].targets
         predictions = self.objective.predictions(self._outputs("test"), self.passes)
         rows = member_metrics(predictions, targets, self.objective.loss, self.restore)
@@ -165,8 +171,10 @@ class Evaluator:
         return kept if held_out is None else kept | {OUT_OF_FOLD: held_out}
 
     @property
-    def milliseconds_per_1000(self) -> float:
+    def milliseconds_per_1000(self) -> float | None:
         """How long 1,000 predictions of all members took on the test data, with the preparation of the inputs."""
+        if "test" not in self.splits:
+            return None
         return 1e6 * self.seconds["test"] / len(self.splits["test"])
 
     def _outputs(self, split: str) -> Tensor:

@@ -71,7 +71,7 @@ def result(
         stopped_early: whether training stopped before the last epoch of the spec.
     """
     return {
-        "metrics": {**metrics["test"], **metrics.get(OUT_OF_FOLD, {})},
+        "metrics": {**metrics.get("test", {}), **metrics.get(OUT_OF_FOLD, {})},
         "validation_metrics": metrics.get("validation", {}),
         "members": members,
         "epochs": len(history),

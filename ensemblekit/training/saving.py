@@ -46,6 +46,9 @@ class Saver:
 
     def _save(self, position: Position, is_best: bool, statistics: EpochStatistics | None) -> None:
         trainer = self.trainer
+        if not self.directory.wants_checkpoint(is_best):
+            self.has_saved(position)
+            return
         with trainer.clock.measure("checkpoints"):
             trainer.store_optimizer_state()
             tensors = trainer.tensors()

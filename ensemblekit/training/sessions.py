@@ -10,11 +10,13 @@ from typing import Any
 from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.loading import Data
+from ensemblekit.engines.selection import preferred_engine
 from ensemblekit.members.python_specs import with_data
 from ensemblekit.ranks.group import Group
 from ensemblekit.ranks.session import joined_ranks, watch_run
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.following import FollowedDirectory
+from ensemblekit.runs.in_memory import InMemoryRun
 from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.run import read_spec
 from ensemblekit.spec import reader
@@ -60,6 +62,22 @@ def _claimed(out: str | Path | None, name: str, group: Group) -> Iterator[RunDir
 def _first_only(listeners: Iterable[object], group: Group) -> list[object]:
     """Return whoever follows a run: only the first rank shows anything."""
     return list(listeners) if group.is_first else []
+
+
+def train_in_memory(spec: Spec, registry: Registry, data: Data, listeners: Iterable[object] = ()) -> InMemoryRun:
+    """Train a spec without a run directory and without test data; the bits depend on the arguments alone.
+
+    No engine is measured: "auto" is the preferred one that supports the members. Signals are left to the caller, and a
+    run that another thread trains is awaited.
+    """
+    run = InMemoryRun()
+    with only_run_of_process(wait=True):
+        trainer = Trainer(spec, run, data, listeners)
+        trainer.evaluator.leave_out("test")
+        if trainer.engine_name == "auto":
+            trainer.engine_name = preferred_engine(trainer.members.networks, trainer.settings)
+        trainer.train(registry)
+    return run
 
 
 def train_on(

@@ -490,7 +490,7 @@ class Trainer:
             networks = [state for state in self.members.networks if predicts(state, self.objective)]
             rows = self.evaluator.member_metrics()
             members = finishing.described(rows, networks, self.settings.passes)
-        self.metrics, self.member_metrics = metrics["test"] | metrics.get(OUT_OF_FOLD, {}), members
+        self.metrics, self.member_metrics = metrics.get("test", {}) | metrics.get(OUT_OF_FOLD, {}), members
         more = {} if self.evaluator.fitted is None else {"combiner": self.evaluator.fitted}
         metadata = finishing.model_metadata(self.data, networks, method_values(self.methods))
         weights = self.group.gather_tensors(self.members.network_tensors(networks))
