@@ -70,8 +70,8 @@ def measure(spec: Spec, data: Data) -> Cost:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory, torch.random.fork_rng():
         trainer = Trainer(spec, RunDirectory(Path(directory)), data)
-        trainer.choose_engine()
-        engine = trainer.current_engine()
+        trainer.engine.choose()
+        engine = trainer.engine.current()
         try:
             start = time.perf_counter() - began
             step = _step_seconds(trainer)
@@ -83,7 +83,7 @@ def measure(spec: Spec, data: Data) -> Cost:
 
 def _step_seconds(trainer: Trainer) -> float:
     """Return the mean time of a step, with loading its batch."""
-    engine = trainer.current_engine()
+    engine = trainer.engine.current()
     members = [state.seed_index for state in engine.active_members]
     batches = iter(trainer.data.train.training_batches(trainer.spec.training.batch_size, trainer.spec.seed, 1))
     marks = [time.perf_counter()]
@@ -101,7 +101,7 @@ def _sample_seconds(trainer: Trainer) -> float:
     """Return the time of a prediction for one sample, from one batch."""
     size = max(1, EVALUATION_BYTES // (4 * math.prod(trainer.data.info.input_shape)))
     batch = next(iter(trainer.data.test.batches(min(size, len(trainer.data.test)))))
-    engine = trainer.current_engine()
+    engine = trainer.engine.current()
     start = time.perf_counter()
     engine.predict(batch.inputs)
     _synchronise(trainer)

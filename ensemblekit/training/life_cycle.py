@@ -90,7 +90,7 @@ class EnsembleInTraining:
     def outputs(self) -> Tensor:
         """Compute the current members' outputs (M, N, C) for the training data, in evaluation mode, not augmented."""
         trainer = self._trainer
-        engine = trainer.current_engine()
+        engine = trainer.engine.current()
         outputs = engine.predict_split("train", trainer.data.train.batches(trainer.evaluator.batch_size))
         return trainer.objective.predictions(outputs, trainer.evaluator.passes)
 

@@ -50,7 +50,7 @@ class Saver:
             self.has_saved(position)
             return
         with trainer.clock.measure("checkpoints"):
-            trainer.store_optimizer_state()
+            trainer.engine.store_optimizer_state()
             tensors = trainer.tensors()
             check_tensors(tensors, str(position), self.kept)
             state = {"members": trainer.members.state(), **trainer.state()}

@@ -74,8 +74,8 @@ def train_in_memory(spec: Spec, registry: Registry, data: Data, listeners: Itera
     with only_run_of_process(wait=True):
         trainer = Trainer(spec, run, data, listeners)
         trainer.evaluator.leave_out("test")
-        if trainer.engine_name == "auto":
-            trainer.engine_name = preferred_engine(trainer.members.networks, trainer.settings)
+        if trainer.engine.name == "auto":
+            trainer.engine.name = preferred_engine(trainer.members.networks, trainer.settings)
         trainer.train(registry)
     return run
 

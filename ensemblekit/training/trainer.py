@@ -8,7 +8,7 @@ its last checkpoint and gives bit-identical results.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,6 @@ from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.data.weighting import weighted_by_class
 from ensemblekit.engines.base import Engine, predicts
-from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.members.layout import run_objective
@@ -56,6 +55,7 @@ from ensemblekit.training.cooperation import (
     network_ranks,
     rank_device,
 )
+from ensemblekit.training.engine_in_use import EngineInUse
 from ensemblekit.training.environment import choose_device, environment, machine_facts
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.fitting import fit_members, look_up_outputs
@@ -72,7 +72,7 @@ from ensemblekit.training.meetings import Meetings
 from ensemblekit.training.model_selection import ModelSelection
 from ensemblekit.training.partial_epoch import restore_epoch
 from ensemblekit.training.plan import make_plan
-from ensemblekit.training.resuming import machine_notices, place_notices, recorded_threads
+from ensemblekit.training.resuming import machine_notices, recorded_threads
 from ensemblekit.training.saving import Saver
 from ensemblekit.training.statistics import EpochStatistics
 from ensemblekit.training.stopwatch import Stopwatch
@@ -142,9 +142,8 @@ class Trainer:
         self.batch_lengths = self.data.train.training_batch_lengths(spec.training.batch_size)
         self._check_supported()
         self.ensemble = EnsembleInTraining(self)
-        self.engine_name = spec.engine.name
-        self.engine: Engine | None = None
-        self.evaluator = Evaluator(spec, self.data, self.objective, self.current_engine)
+        self.engine = EngineInUse(spec.engine.name, self.members, self.objective, self.settings, self._first_batch)
+        self.evaluator = Evaluator(spec, self.data, self.objective, self.engine.current)
         self.selection = ModelSelection(spec.training.patience)
         self.busy_machine, self.unbounded = BusyMachine(self.device), UnboundedObjective(self.objective.separable)
         followers = [*self.methods, *spec.extensions]
@@ -184,10 +183,10 @@ class Trainer:
             for text in settings_notices(self.spec, self.data):
                 self.hooks.call.notice(text=text)
             self.fit_members()
-            seconds_per_step = self.choose_engine()
-            chosen = {"name": self.engine_name, "device": str(self.device)}
+            seconds_per_step = self.engine.choose()
+            chosen = {"name": self.engine.name, "device": str(self.device)}
             resolved = with_absolute_paths(replace(self.spec, engine=self.spec.engine.model_copy(update=chosen)))
-            facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
+            facts = {"device": str(self.device), "engine": self.engine.name, "engines_measured": seconds_per_step}
             facts |= {"data": self.data.fingerprint, **self.members.whereabouts}
             if not self.group.is_alone:
                 facts["launch"] = launch()["id"]
@@ -219,8 +218,9 @@ class Trainer:
         with recorded_threads(recorded), self._life_cycle(("resume", row)):
             for text in (*self.directory.damage, *machine_notices(recorded)):
                 self.hooks.call.notice(text=text)
-            self._choose_engine_again(recorded)
-            facts = {"epoch": self.saver.last.epoch, "step": self.saver.last.step, "engine": self.engine_name}
+            for text in self.engine.choose_again(recorded):
+                self.hooks.call.notice(text=text)
+            facts = {"epoch": self.saver.last.epoch, "step": self.saver.last.step, "engine": self.engine.name}
             facts |= {"device": str(self.device), **machine_facts(), **self.members.whereabouts}
             resumed = [*recorded.get("resumed", ()), facts]
             self.directory.update_environment(data=self.data.fingerprint, resumed=resumed)
@@ -258,8 +258,7 @@ class Trainer:
             self._announce_end("interrupted" if interrupted else "failed", error)
             raise
         finally:
-            if self.engine is not None:
-                self.engine.close()
+            self.engine.close()
         self.hooks.announce("run_finished", metrics=self.metrics)
         self._announce_end("finished", None)
 
@@ -272,27 +271,6 @@ class Trainer:
             seconds=self.clock.seconds,
             error=error,
         )
-
-    def choose_engine(self) -> dict[str, float]:
-        """Choose the engine, by measuring if the spec says "auto"; returns the measured seconds per step."""
-        states, seconds_per_step = self.members.networks, {}
-        if self.engine_name == "auto":
-            seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self._first_batch()))
-            self.engine_name = fastest(seconds_per_step)
-        check_engine(self.engine_name, states, self.settings)
-        self.hooks.call.engine_chosen(engine=self.engine_name, seconds_per_step=seconds_per_step)
-        return seconds_per_step
-
-    def _choose_engine_again(self, recorded: Mapping[str, Any]) -> None:
-        """Choose the engine of a resumed run: that of its start, unless another was asked for or it cannot be used."""
-        before, reason = recorded.get("engine"), "as asked"
-        if before == self.engine_name:
-            unsupported = engine_class(self.engine_name).unsupported(self.members.networks, self.settings)
-            if unsupported:
-                self.engine_name, reason = "auto", unsupported
-        self.choose_engine()
-        for text in place_notices(recorded, self.engine_name, str(self.device), reason):
-            self.hooks.call.notice(text=text)
 
     def _first_batch(self) -> tuple[Batch, Tensor | None]:
         """Return a batch for trials, and the weights of its samples for the current members."""
@@ -344,13 +322,13 @@ class Trainer:
     def _start_epoch(self, epoch: int) -> tuple[EpochStatistics, Engine]:
         """Prepare the members, the random numbers and the statistics of an epoch, or restore them in its middle."""
         partial, self.partial = self.partial, None
-        self.store_optimizer_state()
+        self.engine.store_optimizer_state()
         arguments = self._epoch_arguments(epoch)
         if partial is None:
             self.hooks.call.epoch_started(**arguments)
         else:  # the methods have prepared the epoch before it was interrupted
             self.hooks.call_observers("epoch_started", **arguments)
-        engine = self.current_engine()
+        engine = self.engine.current()
         if not self.data.train.is_augmented:
             batch_size = self.evaluator.batch_size
             engine.remember("train", lambda: self.data.train.batches(batch_size), MAX_KNOWN_BYTES)
@@ -371,7 +349,7 @@ class Trainer:
     def _end_epoch(self, epoch: int, statistics: EpochStatistics) -> None:
         """Let methods change the ensemble after the last step, unless they have before the run was interrupted."""
         if self.hooks.is_implemented("epoch_trained") and not statistics.is_over:
-            self.store_optimizer_state()
+            self.engine.store_optimizer_state()
             self.hooks.call.epoch_trained(**self._epoch_arguments(epoch))
             self.evaluator.forget()
         statistics.is_over = True
@@ -417,21 +395,6 @@ class Trainer:
         path = self.directory.path
         fix = f"continue with: ensemblekit resume {path}"
         raise Interrupted(f"saved at {self.saver.last}", str(path), fix, exit_code=self.stop.exit_code)
-
-    def current_engine(self) -> Engine:
-        """Return the engine for the current members; a new one if they have changed."""
-        if self.engine is not None:
-            if not self.members.changed:
-                return self.engine
-            self.engine.close()
-        self.engine = engine_class(self.engine_name)(self.members.networks, self.objective, self.settings)
-        self.members.changed = False
-        return self.engine
-
-    def store_optimizer_state(self) -> None:
-        """Bring the optimizer's state of the members up to date."""
-        if self.engine is not None:
-            self.engine.store_optimizer_state()
 
     def _learning_rate(self, epoch: float) -> float:
         num_epochs, base = self.spec.training.epochs, self.spec.optimizer.learning_rate

@@ -41,7 +41,7 @@ def trainer(method: dict, model: dict, device: str, engine: str = "stacked", ens
         registry_of(PLUGINS),
     )
     made = Trainer(spec, RunDirectory(Path("run")), device=torch.device(device))
-    made.choose_engine()
+    made.engine.choose()
     return made
 
 
@@ -78,7 +78,7 @@ def test_recomputing_runs_on_it_too():
 @pytest.mark.parametrize("method", METHODS, ids=lambda table: "-".join(map(str, table.values())))
 def test_a_step_reads_no_value_back(engine, method, monkeypatch):
     made = trainer(method, {"name": "mlp", "dropout": 0.2}, "cpu", engine)
-    running = made.current_engine()
+    running = made.engine.current()
     batches = list(made.data.train.training_batches(32, 0, 1))
     members = [state.seed_index for state in running.active_members]
     weights = [made._weights(batch, members) for batch in batches]

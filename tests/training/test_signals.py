@@ -15,6 +15,7 @@ from ensemblekit import api
 from ensemblekit.core.errors import Interrupted
 from ensemblekit.engines.sequential import SequentialEngine
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.training import engine_in_use
 from ensemblekit.training import trainer as trainer_module
 from ensemblekit.training.interruption import stop_requests
 
@@ -102,7 +103,8 @@ def test_a_signal_before_training_says_that_nothing_was_started(phase, number, c
         os.kill(os.getpid(), number)
         pytest.fail("it went on")
 
-    monkeypatch.setattr(trainer_module, phase, interrupted)
+    module = engine_in_use if phase == "measure_engines" else trainer_module
+    monkeypatch.setattr(module, phase, interrupted)
     with pytest.raises(Interrupted) as error:
         ek.train(small_spec(engine={"name": "auto"}), tmp_path / "run", progress=False)
     assert error.value.exit_code == code
