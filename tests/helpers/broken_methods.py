@@ -27,6 +27,7 @@ PURE = "hooks are deterministic and keep no state"
 WEIGHTS = "sample weights are valid and drawn per member"
 FITTED = "fitting the combiner is deterministic"
 MEMBERS = "members have views and weights of their own"
+RANKS = "it gives the same numbers on several ranks"
 SECOND = "second inputs are computed elementwise"
 LIFE_CYCLE = "life-cycle hooks return values in range"
 ENGINES = "all engines agree"
@@ -295,6 +296,14 @@ class StateOfObjects(Remembers):
         return {"epochs": {self._epochs}}  # type: ignore[dict-item]
 
 
+class LooksAtTheProcess(Good):
+    """Its loss depends on whether the members are spread over several processes."""
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target) * (2 if torch.distributed.is_initialized() else 1)
+
+
 class FreezesEveryone(Good):
     """Leaves no member that learns."""
 
@@ -351,6 +360,7 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
     (FirstSampleOnly, {ORDER}, ("reverse order", "FirstSampleOnly.member_loss")),
     (NotReallySeparable, {SEPARABLE}, ("add up to the whole", "NotReallySeparable.separable")),
     (OnlyTheMainThread, {ENGINES}, ("threaded engine", "OnlyTheMainThread.member_loss")),
+    (LooksAtTheProcess, {RANKS}, ("2 ranks to be bit-identical", "LooksAtTheProcess.member_loss")),
     (CountsSilently, {STATE}, ("another _epochs after a run", "CountsSilently.epoch_started")),
     (ForgetsAPart, {STATE}, ("another _steps", "ForgetsAPart.load_state")),
     (CountsEpochs, {RESUMES, STATE}, ("resumed after epoch 1 of 2", "CountsEpochs.epoch_started")),

@@ -24,6 +24,7 @@ GOOD = (*broken_methods.GOOD, *broken_models.GOOD, *broken_others.GOOD, *broken_
 SLOW = {
     broken_methods.RESUMES,
     broken_methods.STATE,
+    broken_methods.RANKS,
     broken_methods.ENGINES,
     broken_methods.CORRECT,
     broken_models.TRAINS,
