@@ -48,7 +48,7 @@ def export(
     plugin_files: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Write a trained ensemble for other tools: as one graph, or as a folder for model hubs.
+    """Write a trained ensemble as one graph, or as a folder for hubs.
 
     The graph takes batches of any size and contains everything: the preparation of the inputs, all members, how they
     are combined and calibrated, and the uncertainty. --format onnx is for onnxruntime and other runtimes (it needs the

@@ -123,7 +123,10 @@ class MethodContract(HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks)
         """The spec, evaluated after every epoch, so that state that shows in metrics alone is seen too."""
         return replace(self.spec, training=self.spec.training.model_copy(update={"evaluate_every": 1}))
 
-    @check("it gives the same numbers on several ranks", needs=[HookChecks, ObjectiveChecks, StateChecks, resumes])
+    @check(
+        "it gives the same numbers on several ranks",
+        needs=[HookChecks, ObjectiveChecks, MemberHookChecks, StateChecks, resumes],
+    )
     def ranks_agree(self) -> None:
         """A run in one process, and one whose members are spread over two, end with the same weights and metrics."""
         with empty_directory() as folder:

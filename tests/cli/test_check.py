@@ -127,7 +127,7 @@ def test_a_package_is_all_its_plugins_and_says_which_are_skipped(monkeypatch):
     rows = json.loads(result.stdout)
     assert {row["plugin"] for row in rows} == kept | {"gone"}
     assert {row["plugin"]: row["message"] for row in rows if row["passed"] is None} == {
-        "table": "it needs --set path=…, --set target=…",
+        "table": "it needs --set target=…",
         "given": "it needs in-memory data, from Python",
     }
     (import_row,) = [row for row in rows if row["passed"] is False]
