@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +18,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ensemblekit.analysis.ray_tasks import TOKEN, check_node, checksums
-from ensemblekit.core.errors import ResourceError, RunError, UsageError, one_line
+from ensemblekit.core.errors import Interrupted, ResourceError, RunError, UsageError, one_line
 from ensemblekit.core.files import STAGING
 from ensemblekit.runs.atomic import write_errors
 
-ADDRESS = "RAY_ADDRESS"
+ADDRESS, LOCAL = "RAY_ADDRESS", "local"
 OBJECT_STORE_BYTES = 80 * 2**20
 """Memory for the objects of a local Ray, about the least that it takes: only short texts travel."""
 CHECK_SECONDS = 60
 """Time that a node has to answer."""
+CONNECT_SECONDS = 10
+"""Time that the cluster has to answer."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +174,10 @@ class RayCluster:
 
 
 def task_error(error: BaseException) -> str:
-    """Return an error of a task on one line, without the remote traceback."""
+    """Return the first sentence of an error of a task, without the remote traceback."""
     cause = getattr(error, "cause", None) or error
-    return one_line(f"{type(cause).__name__}: {cause}")[:300]
+    sentence = one_line(str(cause)).partition(". ")[0].rstrip(".")
+    return f"{type(cause).__name__}: {sentence}"[:300]
 
 
 @contextmanager
@@ -188,10 +192,10 @@ def connected() -> Iterator[RayCluster]:
         if ray.is_initialized():
             yield RayCluster(ray, is_own=False)
             return
-        address = os.environ.get(ADDRESS, "")
+        address = os.environ.get(ADDRESS) or LOCAL
         _start(ray, address)
         try:
-            yield RayCluster(ray, is_own=not address)
+            yield RayCluster(ray, is_own=address == LOCAL)
         finally:
             ray.shutdown()
 
@@ -205,23 +209,51 @@ def _start(ray: Any, address: str) -> None:
         "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "object_store_memory": OBJECT_STORE_BYTES,
     }
-    if not address:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no report over the network
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
+    options = local if address == LOCAL else {}
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else local))
+        _check_reachable(address)
+        with _own_signals(), _environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "error"}):
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        where = f"{ADDRESS}={address}" if address else "--on ray"
+        where = "--on ray" if address == LOCAL else f"{ADDRESS}={address}"
         fix = (
-            "start the sweep on a node of a running cluster"
-            if address
-            else "see the logs below /tmp/ray, or use --jobs"
+            "see the logs below /tmp/ray, or use --jobs"
+            if address == LOCAL
+            else "start the sweep on a node of a cluster"
         )
         raise ResourceError(f"Ray does not start: {one_line(str(error))[:300]}", where, fix) from error
+    except SystemExit as error:  # Ray's handler of SIGTERM, which is in place while it starts
+        raise Interrupted("", exit_code=128 + signal.SIGTERM) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Raise an OSError if nothing answers at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Put the handler of SIGTERM back in its place: that of Ray exits at once."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
     finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place, which exits at once
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that are not set, for the time of a block."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -83,6 +83,8 @@ class RayRuns:
         self.share, self.request = share, {**request, "cpus": share.cpus, "cwd": os.getcwd()}
         self.active: dict[Any, str] = {}
         """The streams of events of all tasks, each with the name of its run."""
+        self.nodes: dict[str, str] = {}
+        """The node on which each run was started last."""
         self.losses: Counter[str] = Counter()
         self.checked: set[float] = set()
         self.stopping = False
@@ -141,6 +143,7 @@ class RayRuns:
                 continue
             self.active[stream] = name  # behind the others, which are asked before it is asked again
             if event["event"] == "run_started":
+                self.nodes[name] = event["node"]
                 self.listener.run_started(name)
             elif event["event"] == "epoch_finished":
                 del self.losses[name]
@@ -169,7 +172,8 @@ class RayRuns:
             self.queue.ended(name, "interrupted", "")
         elif self.losses[name] < MAX_LOSSES:
             self.losses[name] += 1
-            self.listener.notice(f"{name}: lost ({error or 'its process was stopped'}); it will be resumed")
+            where = f" on node {self.nodes[name]}" if name in self.nodes else ""
+            self.listener.notice(f"{name}: lost{where} ({error or 'its process was stopped'}); it will be resumed")
             self.queue.lost(name)
         else:
             what = f"lost {MAX_LOSSES + 1} times without finishing an epoch, the last time: {error}"

@@ -16,7 +16,7 @@ import ensemblekit as ek
 from ensemblekit.analysis.ray_cluster import RayCluster, RayShare, connected, share_of
 from ensemblekit.analysis.ray_tasks import TOKEN, check_node, checksums
 from ensemblekit.analysis.sweep_events import SweepListener
-from ensemblekit.core.errors import Interrupted, RunError, UsageError
+from ensemblekit.core.errors import Interrupted, ResourceError, RunError, UsageError
 from ensemblekit.runs.locking import locked
 
 PATIENT = '''
@@ -202,12 +202,20 @@ def test_what_ray_cannot_run_is_refused_before_anything_is_written(tmp_path, opt
     assert not (tmp_path / "s").exists()
 
 
-def test_ray_client_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "kind", "part"),
+    [
+        ("ray://host:10001", UsageError, "Ray Client"),
+        ("127.0.0.1:1", ResourceError, "Connection refused"),  # nothing listens there
+    ],
+)
+def test_an_address_without_a_usable_cluster_is_refused(monkeypatch, address, kind, part):
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setenv("RAY_ADDRESS", "ray://host:10001")
-    with pytest.raises(UsageError, match="Ray Client"), connected():
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(kind, match=part) as error, connected():
         pass
+    assert error.value.where == f"RAY_ADDRESS={address}"
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):
