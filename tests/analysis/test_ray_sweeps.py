@@ -117,7 +117,7 @@ def test_an_interrupted_sweep_saves_its_runs_and_continues_elsewhere(tmp_path, l
     options = {"grid": {"method.lambda": [0, 0.5]}, "overrides": {"training.epochs": 400}}
     out = tmp_path / "s"
     with pytest.raises(Interrupted) as error:
-        sweep(out, **options, on="ray", cpus_per_run=2, progress=Stop())
+        sweep(out, **options, on="ray", jobs=1, cpus_per_run=2, progress=Stop())
     assert error.value.what == "0 of 2 runs are finished"
     assert error.value.fix.endswith("--on ray --cpus-per-run 2")
     assert statuses(out) == ["interrupted", "planned"]
