@@ -212,7 +212,7 @@ def _start(ray: Any, address: str) -> None:
     options = local if address == LOCAL else {}
     try:
         _check_reachable(address)
-        with _own_signals(), _environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "error"}):
+        with _own_signals(), _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         where = "--on ray" if address == LOCAL else f"{ADDRESS}={address}"
