@@ -16,6 +16,7 @@ import torch
 
 from ensemblekit.analysis import comparing
 from ensemblekit.analysis.comparison import Comparison
+from ensemblekit.analysis.ray_cluster import share_of
 from ensemblekit.analysis.report import writing
 from ensemblekit.analysis.report.writing import WrittenReport
 from ensemblekit.analysis.search import SearchSettings, run_request
@@ -271,7 +272,7 @@ def sweep(
     seeds: int | None = None,
     variants: Sequence[Mapping[str, Any]] | None = None,
     out: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     progress: bool | SweepListener = True,
     overrides: Mapping[str, Any] | None = None,
     plugins: Iterable[str | Path] = (),
@@ -280,6 +281,9 @@ def sweep(
     search: Mapping[str, Any] | None = None,
     trials: int = 20,
     minimise: str = "validation_loss",
+    on: str | None = None,
+    cpus_per_run: int | None = None,
+    gpus_per_run: float | None = None,
 ) -> Sweep:
     """Train a spec with many values: every combination of variants, grid and seeds is a run in one directory.
 
@@ -291,7 +295,8 @@ def sweep(
         variants: named sets of overrides: ``{"name": "bagging", "set": {"method": "bagging"}}``.
         out: the sweep directory; a sweep of the same spec that exists there is continued, and may be extended.
             Default: sweeps/NAME-NUMBER with a free number.
-        jobs: runs at once, each in a process with its share of the cores.
+        jobs: runs at once, each in a process with its share of the cores. Default: 1; on Ray, as many as there is
+            room for.
         progress: False for silence, or a display of your own.
         overrides: values by dotted path that all runs share.
         plugins: local Python files whose plugin classes the spec may name.
@@ -301,22 +306,30 @@ def sweep(
             dotted path, from which Optuna chooses.
         trials: number of runs of a search.
         minimise: the metric that a search minimises, on validation data.
+        on: "ray" to train the runs as tasks of Ray: of the Ray that this process uses, of the cluster of RAY_ADDRESS,
+            or else of a local one. All nodes must share the sweep directory.
+        cpus_per_run: cores that each run gets on Ray. Default: 1.
+        gpus_per_run: GPUs that each run gets on Ray, also a part of one. Default: 1 if there are any, 0 for specs
+            with the device "cpu".
 
     Returns:
         The sweep with all runs; one that has failed is listed with its error.
 
     Raises:
         SpecError: a combination is invalid; nothing was started.
-        RunError: the directory belongs to something else, or is in use.
+        RunError: the directory belongs to something else, is in use, or is not shared by all nodes.
+        ResourceError: Ray does not start, or there is no cluster.
         Interrupted: Ctrl-C; call it again to continue.
     """
     files = [str(file) for file in plugins]
     registry = registry_of(files)
     request = SweepRequest(spec, overrides, grid, seeds, variants, out, name)
+    share = share_of(on, cpus_per_run, gpus_per_run)
     settings = SearchSettings(read_space(search), trials, minimise) if search else None
     listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
     try:
-        return run_request(request, registry, RunTraining(registry), listener, jobs, files, retry_failed, settings)
+        training = RunTraining(registry)
+        return run_request(request, registry, training, listener, jobs, files, retry_failed, settings, share)
     finally:
         listener.close()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemblekit.analysis.grids import PlannedRun
 from ensemblekit.analysis.plans import SweepPlan, Tables, read_section, validated_specs
+from ensemblekit.analysis.ray_cluster import RayShare
 from ensemblekit.analysis.search_space import Interval, Space, first_seed, read_space, resolved_space
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweep_runner import Pruned, SweepRunner, Training
@@ -79,20 +80,22 @@ def run_request(
     registry: Registry,
     training: Training,
     listener: SweepListener,
-    jobs: int = 1,
+    jobs: int | None = None,
     plugins: Sequence[str] = (),
     retry_failed: bool = False,
     search: SearchSettings | None = None,
+    share: RayShare | None = None,
 ) -> Sweep:
     """Run a sweep, or a search if one is asked for or was begun in the directory; see `ensemblekit.sweep`."""
     check_jobs(jobs)
     if search is None and request.directory is not None and is_sweep(request.directory):
         search = settings_of(SweepDirectory.open(request.directory))
     if search is None:
-        return run_sweep(request, registry, training, listener, jobs, plugins, retry_failed)
-    if jobs != 1:
+        return run_sweep(request, registry, training, listener, jobs, plugins, retry_failed, share)
+    if share is not None or jobs not in (None, 1):
         what = "a search runs one trial at a time: each learns from those before it"
-        raise UsageError(what, "--jobs", "leave --jobs out")
+        option = "--jobs" if share is None else "--on ray"
+        raise UsageError(what, option, f"leave {option} out")
     return run_search(request, search, registry, training, listener)
 
 

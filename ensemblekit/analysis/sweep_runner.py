@@ -6,14 +6,17 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from ensemblekit.analysis.grids import PlannedRun
 from ensemblekit.analysis.plans import SweepPlan
+from ensemblekit.analysis.ray_cluster import RayShare
+from ensemblekit.analysis.ray_jobs import run_on_ray
 from ensemblekit.analysis.sweep_events import RunEvents, SweepListener
-from ensemblekit.analysis.sweep_jobs import Job, run_in_processes
+from ensemblekit.analysis.sweep_jobs import run_in_processes
+from ensemblekit.analysis.sweep_queue import Outcome, RunQueue
 from ensemblekit.analysis.sweep_rows import ENDED_EARLY, SweepRun, is_unstarted
 from ensemblekit.analysis.sweeps import Sweep, SweepDirectory, leaves
 from ensemblekit.core.errors import EnsemblekitError, Interrupted, RunError, explain, one_line
@@ -39,14 +42,6 @@ class Training(Protocol):
         """Continue a run."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: "finished", "failed" or "pruned"; "running" if another process trains it."""
-
-    status: str
-    error: str = ""
-
-
 class SweepRunner:
     """Runs what is left of a sweep.
 
@@ -64,13 +59,21 @@ class SweepRunner:
         """How far each run is, by name."""
         self.data = LastData()
 
-    def run(self, jobs: int = 1, plugins: Sequence[str] = (), retry_failed: bool = False) -> Sweep:
+    def run(
+        self,
+        jobs: int | None = None,
+        plugins: Sequence[str] = (),
+        retry_failed: bool = False,
+        share: RayShare | None = None,
+    ) -> Sweep:
         """Run everything that is planned or interrupted.
 
         Args:
-            jobs: runs at once; more than one are trained in processes of their own.
+            jobs: runs at once; more than one are trained in processes of their own. None: one, or on Ray as many as
+                there is room for.
             plugins: local plugin files, for those processes.
             retry_failed: also try failed runs again.
+            share: the share of each run on Ray; None: all runs are trained on this machine.
 
         Raises:
             Interrupted: by Ctrl-C or a signal; the run in work is saved.
@@ -81,13 +84,15 @@ class SweepRunner:
         self.listener.sweep_started(self.directory.path, list(self.current.values()), epochs)
         self.write_results()
         try:
-            if jobs == 1:
+            if share is not None and pending:
+                run_on_ray(RunQueue(self, pending), self.directory.path, self.listener, share, jobs, plugins)
+            elif jobs is None or jobs == 1:
                 for run in pending:
                     self.finish(run, self.run_here(run))
             else:
-                self._run_in_processes(pending, jobs, plugins)
+                run_in_processes(RunQueue(self, pending), self.listener, jobs, plugins)
         except (Interrupted, KeyboardInterrupt) as error:
-            raise self.interrupted(error, plugins) from error
+            raise self.interrupted(error, plugins, share) from error
         return self.sweep
 
     @property
@@ -108,13 +113,13 @@ class SweepRunner:
         except Pruned as pruned:
             return Outcome("pruned", pruned.what)
         except (Interrupted, KeyboardInterrupt):
-            self._update(run)
+            self.update(run)
             raise
         except (Exception, SystemExit) as error:  # a plugin may raise anything
-            return self._failure(run, error)
+            return self.failure(run, error)
         return Outcome("finished")
 
-    def _failure(self, run: PlannedRun, error: BaseException) -> Outcome:
+    def failure(self, run: PlannedRun, error: BaseException) -> Outcome:
         """Return the outcome of a run that could not be trained: another process may train it just now."""
         if self.directory.is_running(run.name):
             return Outcome("running")
@@ -143,7 +148,7 @@ class SweepRunner:
         """Record the end of a run in results.csv, and announce it."""
         if outcome.status in ENDED_EARLY:
             self.directory.record_end(run.name, outcome.status, outcome.error)
-        self._update(run)
+        self.update(run)
         self.write_results()
         self.listener.run_ended(self.current[run.name])
 
@@ -151,7 +156,8 @@ class SweepRunner:
         """Write results.csv."""
         self.directory.write_results(list(self.current.values()))
 
-    def _update(self, run: PlannedRun) -> None:
+    def update(self, run: PlannedRun) -> None:
+        """Read again how far a run is."""
         self.current[run.name] = self._read(run)
 
     def _read(self, run: PlannedRun) -> SweepRun:
@@ -162,59 +168,30 @@ class SweepRunner:
         other = other_keys(read.path, self.plan.specs[run.name])
         return replace(read, status="damaged", error=f"its spec is not the planned one: {other}") if other else read
 
-    def _run_in_processes(self, pending: Sequence[PlannedRun], jobs: int, plugins: Sequence[str]) -> None:
-        def job_of(run: PlannedRun) -> Job | Outcome:
-            self.listener.run_started(run.name)
-            try:
-                resume = self.prepare(run)
-            except (EnsemblekitError, OSError) as error:
-                return self._failure(run, error)
-            path = self.directory.run_path(run.name).absolute()
-            return Job(run.name, str(path), self.plan.specs[run.name].to_dict(), resume)
-
-        queue = list(pending[::-1])
-        running: dict[str, PlannedRun] = {}
-
-        def next_job() -> Job | None:
-            while queue:
-                run = queue.pop()
-                job = job_of(run)
-                if isinstance(job, Job):
-                    running[run.name] = run
-                    return job
-                self.finish(run, job)
-            return None
-
-        def ended(name: str, status: str, error: str) -> None:
-            run = running.pop(name)
-            if status == "interrupted":
-                self._update(run)
-            else:
-                self.finish(run, Outcome(status, error))
-
-        run_in_processes(next_job, ended, self.listener, jobs, plugins)
-
     def add(self, run: PlannedRun, spec: Spec) -> None:
         """Add a run to the plan."""
         self.plan = replace(self.plan, runs=(*self.plan.runs, run), specs={**self.plan.specs, run.name: spec})
         self.runs[run.name] = run
         self.current[run.name] = self._read(run)
 
-    def interrupted(self, error: BaseException, plugins: Sequence[str] = ()) -> Interrupted:
+    def interrupted(
+        self, error: BaseException, plugins: Sequence[str] = (), share: RayShare | None = None
+    ) -> Interrupted:
         """Write what there is; the error says how to continue."""
         self.listener.close()
         self.write_results()
         finished = len(self.sweep.with_status("finished"))
-        saved = f" (the run in work: {error.what})" if isinstance(error, Interrupted) else ""
+        saved = f" (the run in work: {error.what})" if isinstance(error, Interrupted) and error.what else ""
         what = f"{finished} of {len(self.current)} runs are finished{saved}"
         path = str(self.directory.path)
         exit_code = error.exit_code if isinstance(error, Interrupted) else Interrupted.exit_code
-        return Interrupted(what, path, f"continue with: {continue_command(path, plugins)}", exit_code=exit_code)
+        return Interrupted(what, path, f"continue with: {continue_command(path, plugins, share)}", exit_code=exit_code)
 
 
-def continue_command(path: str, plugins: Sequence[str] = ()) -> str:
+def continue_command(path: str, plugins: Sequence[str] = (), share: RayShare | None = None) -> str:
     """Return the command that continues a sweep."""
-    return shlex.join(["ensemblekit", "sweep", path, *(part for file in plugins for part in ("--plugin", file))])
+    files = [part for file in plugins for part in ("--plugin", file)]
+    return shlex.join(["ensemblekit", "sweep", path, *files, *(share.options if share else ())])
 
 
 def other_keys(path: Path, spec: Spec) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemblekit.analysis.plans import SweepPlan, Tables, add_to_section, base_tables, label_of, make_plan
+from ensemblekit.analysis.ray_cluster import RayShare
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.analysis.sweep_runner import SweepRunner, Training
 from ensemblekit.analysis.sweeps import SWEEP_FILE, Sweep, SweepDirectory, is_sweep
@@ -102,19 +103,22 @@ def run_sweep(
     registry: Registry,
     training: Training,
     listener: SweepListener,
-    jobs: int = 1,
+    jobs: int | None = None,
     plugins: Sequence[str] = (),
     retry_failed: bool = False,
+    share: RayShare | None = None,
 ) -> Sweep:
     """Run a sweep, or what is left of it; see `ensemblekit.sweep`."""
     check_jobs(jobs)
     with claimed_sweep(request, registry) as (directory, plan):
         for note in plan.notes:
             listener.notice(note)
-        return SweepRunner(directory, plan, training, listener).run(jobs, plugins, retry_failed)
+        return SweepRunner(directory, plan, training, listener).run(jobs, plugins, retry_failed, share)
 
 
-def check_jobs(jobs: int) -> None:
+def check_jobs(jobs: int | None) -> None:
     """Raise a `UsageError` unless a number of jobs is possible."""
+    if jobs is None:
+        return
     if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1000:
         raise UsageError(f"{jobs!r} is not a number of jobs", "jobs", "give an integer of at least 1")

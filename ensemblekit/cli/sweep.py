@@ -51,10 +51,22 @@ if TYPE_CHECKING:
 @click.option(
     "--jobs",
     type=click.IntRange(1, 1000),
-    default=1,
     metavar="N",
     help="Train N runs at once, each in a process with its share of the cores. Default: 1. One run already uses all "
-    "cores; more pay for networks so small that a step is mostly overhead, on many cores.",
+    "cores; more pay for networks so small that a step is mostly overhead, on many cores. With --on ray: at most N.",
+)
+@click.option(
+    "--on",
+    type=click.Choice(["ray"]),
+    help="Train the runs as tasks of Ray, on the cluster of RAY_ADDRESS or else on this machine. The sweep directory "
+    "must be on storage that all nodes share.",
+)
+@click.option("--cpus-per-run", type=click.IntRange(1), metavar="N", help="Cores of each run on Ray. Default: 1.")
+@click.option(
+    "--gpus-per-run",
+    type=click.FloatRange(0),
+    metavar="X",
+    help="GPUs of each run on Ray; 0.5 lets two runs share one. Default: 1 if the cluster has GPUs, else 0.",
 )
 @click.option("--retry-failed", is_flag=True, help="Also resume runs that have failed.")
 @click.option("--dry-run", is_flag=True, help="Print the runs and an estimate of the time, from a few measured steps.")
@@ -79,7 +91,10 @@ def sweep(
     seeds: int | None,
     settings: Sequence[str],
     out: Path | None,
-    jobs: int,
+    jobs: int | None,
+    on: str | None,
+    cpus_per_run: int | None,
+    gpus_per_run: float | None,
     retry_failed: bool,
     dry_run: bool,
     commands: bool,
@@ -103,17 +118,21 @@ def sweep(
     \b
     ensemblekit sweep digits --grid method.lambda=0:1:0.25 --grid model.dropout=0,0.2 --seeds 3
     ensemblekit sweep digits --search method.lambda=0..1 --search training.optimizer.lr=1e-4..1e-1:log --trials 20
+    RAY_ADDRESS=auto ensemblekit sweep digits --grid method.lambda=0:1:0.1 --seeds 5 --on ray --out /shared/sweep
     """
+    from ensemblekit.analysis.ray_cluster import share_of
     from ensemblekit.analysis.search import run_request
+    from ensemblekit.analysis.sweep_runner import continue_command
     from ensemblekit.api import RunTraining
     from ensemblekit.core.registry import discover
     from ensemblekit.display.sweep_table import choose_sweep_display
 
     request = _request(spec_file, grid_options, seeds, settings, out)
     search = _search(search_options, trials, minimise, maximise, request.directory)
+    share = share_of(on, cpus_per_run, gpus_per_run)
     registry = discover(plugin_files)
     if dry_run:
-        _dry_run(request, registry, jobs, as_json, search)
+        _dry_run(request, registry, jobs or 1, as_json, search)
         return
     if commands:
         if search is not None:
@@ -122,8 +141,9 @@ def sweep(
         return
     with closing(choose_sweep_display(quiet or as_json)) as display:
         training = RunTraining(registry)
-        result = run_request(request, registry, training, display, jobs, list(plugin_files), retry_failed, search)
-    _print_result(result, quiet, as_json, plugin_files)
+        files = list(plugin_files)
+        result = run_request(request, registry, training, display, jobs, files, retry_failed, search, share)
+    _print_result(result, quiet, as_json, continue_command(str(result.path), files, share))
 
 
 def _request(
@@ -230,9 +250,8 @@ def _print_commands(request: SweepRequest, registry: Registry, plugin_files: Seq
     click.echo(f"afterwards, to collect the results and to run what is missing: {command}", err=True)
 
 
-def _print_result(result: Sweep, quiet: bool, as_json: bool, plugin_files: Sequence[str]) -> None:
-    """Print the closing table; an error with exit code 1 if a run has failed."""
-    from ensemblekit.analysis.sweep_runner import continue_command
+def _print_result(result: Sweep, quiet: bool, as_json: bool, command: str) -> None:
+    """Print the closing table; an error with exit code 1, and the command to continue, if a run has failed."""
     from ensemblekit.display.console import Printer
     from ensemblekit.display.numbers import number
     from ensemblekit.display.sweep_table import COLUMNS, best_of, result_rows
@@ -255,7 +274,7 @@ def _print_result(result: Sweep, quiet: bool, as_json: bool, plugin_files: Seque
     failed = result.with_status("failed", "damaged")
     if failed:
         what = f"{len(failed)} of {len(result.runs)} runs failed or are damaged, the first: {failed[0].name}"
-        fix = f"after fixing the cause: {continue_command(str(result.path), plugin_files)} --retry-failed"
+        fix = f"after fixing the cause: {command} --retry-failed"
         raise EnsemblekitError(f"{what} ({failed[0].error.rstrip('.')})", str(result.path), fix)
 
 

@@ -1,4 +1,4 @@
-"""The process of `ensemblekit sweep --jobs N`: trains the runs that it is given on standard input, one at a time."""
+"""The process of `ensemblekit sweep --jobs N` or `--on ray`: trains the runs that it reads from standard input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from ensemblekit.core.registry import Registry, discover
 
 def main(cores: str, *plugins: str) -> None:
     """Train runs until standard input ends; then save the one in work."""
-    if hasattr(os, "sched_setaffinity"):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # tasks of Ray block it, and processes inherit that
+    if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])  # before torch counts the cores
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what plugins print is not an answer

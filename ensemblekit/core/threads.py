@@ -25,8 +25,13 @@ def num_cores() -> int:
 
 
 def cores_of_machine() -> int:
-    """Return the number of cores of the machine, as far as this process may use them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores of the machine, as far as this process may use them.
+
+    The environment variable ENSEMBLEKIT_CORES lowers it, where a scheduler grants a number of cores but binds to none.
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("ENSEMBLEKIT_CORES", "")
+    return min(available, int(limit)) if limit.isdecimal() and int(limit) else available
 
 
 class ThreadPool:

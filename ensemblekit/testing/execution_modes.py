@@ -83,7 +83,7 @@ def run_vmap(members: Members, inputs: Tensor) -> None:
 
 
 def run_export(members: Members, inputs: Tensor) -> None:
-    """Exported by torch.export in evaluation mode, for any batch size if possible, the network gives the same outputs."""
+    """Exported by torch.export in evaluation mode, the network gives the same outputs; for any batch size if it can."""
     network = members[0]
     network.eval()
     any_size = ({0: torch.export.Dim("batch", min=1)},)

@@ -160,7 +160,7 @@ def test_the_help_needs_no_torch():
         "import sys, ensemblekit.cli\n"
         "try: ensemblekit.cli.main(['sweep', '--help'])\n"
         "except SystemExit as stop: assert stop.code == 0\n"
-        "assert not {'torch', 'pydantic', 'rich', 'optuna'} & set(sys.modules)\n"
+        "assert not {'torch', 'pydantic', 'rich', 'optuna', 'ray'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
