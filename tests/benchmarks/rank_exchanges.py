@@ -176,7 +176,7 @@ def objectives() -> Iterator[Row]:
             value = ek.objective({"name": "gncl", "lambda": 0.5}, outputs, target, loss="cross_entropy")
             torch.autograd.grad(value, outputs)
 
-        yield row("objective", members, outputs.numel() * 4, quartile(work, 5), "members in the column of ranks")
+        yield row("objective", members, outputs.numel() * 4, quartile(work, 15), "members in the column of ranks")
 
 
 def member_steps() -> Iterator[Row]:

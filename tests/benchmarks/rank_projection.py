@@ -117,7 +117,7 @@ def fit_lines(rows: Rows, model: Model) -> list[str]:
 def projection_lines(rows: Rows, model: Model) -> list[str]:
     objective, step = per_member(rows)
     lines = [
-        "| ranks | received per step | one gather (ring) | gather by a tree | objective | step of a member | efficiency |",
+        "| ranks | received per step | one gather (ring) | gather by a tree | objective | member's step | efficiency |",
         "|---|---|---|---|---|---|---|",
     ]
     for ranks in RANKS:
@@ -135,9 +135,9 @@ def projection_lines(rows: Rows, model: Model) -> list[str]:
     return [
         *lines,
         "",
-        f"Latency and bandwidth are those of the fit, {parameters}. The gather and the objective together take as long as",
-        f"the member's own step at about {round(half, -1 if half > 100 else 0):,} ranks. With 50 µs more for each message",
-        f"and links of 10 Gbit/s, {far}, and by a tree in {_ms(ethernet.tree(RANKS[-1]))}.",
+        f"Latency and bandwidth are those of the fit, {parameters}. The gather and the objective together take as long",
+        f"as the member's own step at about {round(half, -1 if half > 100 else 0):,} ranks. With 50 µs more for each",
+        f"message and links of 10 Gbit/s, {far}, and by a tree in {_ms(ethernet.tree(RANKS[-1]))}.",
     ]
 
 

@@ -64,8 +64,8 @@ def folder(tmp_path_factory) -> Path:
             measured = {"sequential": 1.0 + 8 * group.rank, "threaded": 9.0 - 8 * group.rank, "stacked": 5.0}
             if group.is_first:
                 measured["compiled"] = 0.5
-            selection.measure_engines = lambda work: measured
-            seconds = selection.measure_together(work_of(group))
+            selection._measure_here = lambda work: measured
+            seconds = selection.measure_engines(work_of(group))
             (folder / f"measured-{group.rank}.json").write_text(json.dumps(seconds))
 
     run_on_ranks(work, 2)
