@@ -31,6 +31,8 @@ NUM_RANKS = (1, 2)
 WORKLOADS = ("real-convolutions", "real-uncoupled", "tiny-16")
 QUICK_WORKLOADS = ("small-convolutions", "tiny-uncoupled", "tiny-16")
 ROUNDS = 7
+STEPS_APART = 4
+"""Steps in a round of members that do not wait for each other: as in a run, ranks meet only after several of them."""
 BARE_EXCHANGES = 21
 RESNET_18_CLASSES, RESNET_18_PARAMETERS = 100, 11_227_812
 """Of torchvision's ResNet-18."""
@@ -205,7 +207,13 @@ def rank_workloads(names: Sequence[str], quick: bool = False) -> list[Workload]:
         if name not in known:
             raise UsageError(f'no workload "{name}" for ranks', "--only", f"choose from {', '.join(known)}")
     chosen = [known[name] for name in names or (QUICK_WORKLOADS if quick else WORKLOADS)]
-    return chosen if quick else [replace(workload, rounds=max(workload.rounds, ROUNDS)) for workload in chosen]
+    return chosen if quick else [thorough(workload) for workload in chosen]
+
+
+def thorough(workload: Workload) -> Workload:
+    """The workload with enough rounds and steps to compare ranks with one process."""
+    steps = max(workload.steps, STEPS_APART if workload.objective().separable else 1)
+    return replace(workload, rounds=max(workload.rounds, ROUNDS), steps=steps)
 
 
 def measure_ranks(workload: Workload) -> RankResult:

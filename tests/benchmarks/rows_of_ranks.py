@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from measured import Measured, Options, Row, faster, workload
 
-from ensemblekit.bench.ranks import RESNET_18_PARAMETERS, ROUNDS, measure_ranks
+from ensemblekit.bench.ranks import RESNET_18_PARAMETERS, measure_ranks, thorough
 
 RESNETS = "ResNet W=32, M=16, B=128"
 SPEEDS = {
@@ -19,7 +18,7 @@ SPEEDS = {
 def ranks(options: Options) -> Iterator[Measured]:
     for name, (work, asked) in SPEEDS.items():
         here = workload(name, options)
-        result = measure_ranks(here if options.smoke else replace(here, rounds=ROUNDS))
+        result = measure_ranks(here if options.smoke else thorough(here))
         several = [entry for entry in result.entries if entry.num_ranks == 2]
         best, one = max(several, key=lambda entry: entry.speed), result.entries[0]
         note = f"engine {best.engine}; {100 * best.share_in_exchanges:.1f} % of the time in exchanges"
