@@ -244,7 +244,7 @@ def main() -> None:
         report(options.in_namespace, all_gathers("namespaces", SIZES, 5))
         return
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(dir=options.output.parent) as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # forked ranks first: a process must not be forked after torch has started threads
         parts = (loopback(folder), checkpoints(folder), namespaces(folder), rings(), objectives(), member_steps())
