@@ -35,16 +35,30 @@ class SubprocessContestant:
 
     def call(self, name: str) -> Any:
         """Call a method of the object, wait, and return the result."""
+        self.begin(name)
+        return self.result()
+
+    def begin(self, name: str) -> None:
+        """Call a method of the object, and do not wait."""
         try:
             self.connection.send(name)
+        except OSError:
+            raise self._ended() from None
+
+    def result(self) -> Any:
+        """Wait for the call that was begun, and return its result."""
+        try:
             succeeded, result = self.connection.recv()
         except (EOFError, OSError):
-            self.process.join()
-            what = f"the process of a contestant ended with code {self.process.exitcode}"
-            raise ResourceError(what, "ensemblekit bench", "free some memory and try again") from None
+            raise self._ended() from None
         if not succeeded:
             raise ChildProcessError(result)
         return result
+
+    def _ended(self) -> ResourceError:
+        self.process.join()
+        what = f"the process of a contestant ended with code {self.process.exitcode}"
+        return ResourceError(what, "ensemblekit bench", "free some memory and try again")
 
     def __call__(self) -> Any:
         return self.call("__call__")

@@ -21,9 +21,12 @@ from ensemblekit.data.in_memory import InMemoryData
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
+from ensemblekit.members.layout import output_layout
 from ensemblekit.members.state import MemberState
+from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.spec.reader import load_spec
 from ensemblekit.spec.sections import Spec
+from ensemblekit.training.cooperation import network_ranks
 
 SEED = 0
 
@@ -78,13 +81,24 @@ class Workload:
     def objective(self) -> Objective:
         return Objective(self.run_spec.methods, self.run_spec.loss)
 
-    def settings(self, device: torch.device) -> EngineSettings:
-        return EngineSettings(device, self.run_spec.optimizer, recompute=self.run_spec.engine.recompute)
+    def settings(self, device: torch.device, group: Group = ALONE) -> EngineSettings:
+        return EngineSettings(
+            device, self.run_spec.optimizer, recompute=self.run_spec.engine.recompute, width=self.width, group=group
+        )
 
-    def members(self, device: torch.device) -> list[MemberState]:
-        """The members as late in a run: a method that starts with fewer of them has frozen copies of the last one."""
+    @property
+    def width(self) -> int:
+        """Columns of the outputs, C."""
+        return output_layout(self.run_spec, self.info).width
+
+    def members(self, device: torch.device, group: Group = ALONE) -> list[MemberState]:
+        """The members as late in a run: a method that starts with fewer of them has frozen copies of the last one.
+
+        Those of other processes of the group have shapes, but no values.
+        """
         num_members = self.run_spec.ensemble.members
-        members = GrowingMembers(self.run_spec, self.info, device)
+        ranks = network_ranks(self.run_spec, self.info, device, group)
+        members = GrowingMembers(self.run_spec, self.info, device, group=group, ranks=ranks)
         members.start(self.objective().hooks.call.members_at_start(num_members=num_members))
         while len(members) < num_members:
             members.keep_copy(len(members) - 1)

@@ -21,9 +21,10 @@ from ensemblekit.cli.options import json_option, writing_to
     shell_complete=complete_workload,
     help="Measure only this workload. Repeatable.",
 )
+@click.option("--ranks", is_flag=True, help="Measure one process against 1 and 2 ranks, and what ranks exchange.")
 @click.option("--output", metavar="FILE", type=click.Path(path_type=Path), help="Also write the results as CSV.")
 @json_option
-def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool) -> None:
+def bench(quick: bool, names: Sequence[str], ranks: bool, output: Path | None, as_json: bool) -> None:
     """Measure every engine against a hand-written training loop.
 
     Also shows which engine `auto` would choose, and predictions by onnxruntime if the extra onnx is installed.
@@ -37,18 +38,32 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
     \b
     Workloads: tiny-16, tiny-64, tiny-uncoupled, small-convolutions, small-weighted, real-convolutions,
     real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take some minutes.
+
+    With --ranks, the threaded engine in one process takes turns with 1 and 2 ranks, on three of the workloads. The
+    table shows the speed relative to one process, the share of time in exchanges (waiting for the slower rank
+    included), and the bytes that a rank sends per step, beside those of an all-reduce of the gradients.
     """
+    from ensemblekit.runs.atomic import replace_file
+
+    if output is not None:
+        _check_writable(output)  # before the measurements, so that a wrong path does not cost them
+    options = [*["--ranks"] * ranks, *["--quick"] * quick, *(part for name in names for part in ("--only", name))]
+    measure = _measure_ranks if ranks else _measure_engines
+    csv_file = measure(quick, names, as_json, " ".join(["ensemblekit bench", *options]))
+    if output is not None:
+        replace_file(output, csv_file.encode())
+
+
+def _measure_engines(quick: bool, names: Sequence[str], as_json: bool, command: str) -> str:
+    """Measure the engines and print the results; returns them as CSV."""
     from ensemblekit.bench.measurement import measure
     from ensemblekit.bench.report import as_json as results_as_json
     from ensemblekit.bench.report import print_result, print_title, results_as_csv
     from ensemblekit.bench.workloads import select_workloads
     from ensemblekit.display.console import Printer
-    from ensemblekit.runs.atomic import replace_file
     from ensemblekit.training.environment import choose_device
 
     workloads = select_workloads(names, quick)
-    if output is not None:
-        _check_writable(output)  # before the measurements, so that a wrong path does not cost them
     device, printer = choose_device("auto"), Printer()
     results = []
     for workload in workloads:
@@ -59,9 +74,26 @@ def bench(quick: bool, names: Sequence[str], output: Path | None, as_json: bool)
             print_result(results[-1], printer)
     if as_json:
         printer.json(results_as_json(results))
-    if output is not None:
-        options = [*["--quick"] * quick, *(part for name in names for part in ("--only", name))]
-        replace_file(output, results_as_csv(results, " ".join(["ensemblekit bench", *options])).encode())
+    return results_as_csv(results, command)
+
+
+def _measure_ranks(quick: bool, names: Sequence[str], as_json: bool, command: str) -> str:
+    """Measure steps on ranks and print the results; returns them as CSV."""
+    from ensemblekit.bench.rank_report import print_rank_result, rank_results_as_csv, rank_results_as_json
+    from ensemblekit.bench.ranks import measure_ranks, rank_workloads
+    from ensemblekit.bench.report import print_title
+    from ensemblekit.display.console import Printer
+
+    printer, results = Printer(), []
+    for workload in rank_workloads(names, quick):
+        if not as_json:
+            print_title(workload, printer)
+        results.append(measure_ranks(workload))
+        if not as_json:
+            print_rank_result(results[-1], printer)
+    if as_json:
+        printer.json(rank_results_as_json(results))
+    return rank_results_as_csv(results, command)
 
 
 def _check_writable(output: Path) -> None:

@@ -7,7 +7,9 @@ CPUs), everything else through the CPU. Nothing is pickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,15 +86,28 @@ class ProcessGroup(Group):
         self.exchanges = 0
         """The number of exchanges so far; a rank that falls behind in it hangs."""
         self.bytes_sent = 0
+        """What this rank has sent: in a ring, it also passes on what it has received."""
+        self.seconds = 0.0
+        """Time in exchanges, waiting for the slowest rank included; on a GPU only until they are queued."""
 
-    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        received = [torch.empty_like(tensor) for _ in range(self.size)]
+    @contextmanager
+    def _exchange(self, num_bytes: int) -> Iterator[None]:
+        """Count an exchange in which this rank sends so many bytes, and say which rank is lost if it fails."""
         self.exchanges += 1
-        self.bytes_sent += tensor.numel() * tensor.element_size()
+        self.bytes_sent += num_bytes
+        started = time.perf_counter()
         try:
-            dist.all_gather(received, tensor)
+            yield
         except (RuntimeError, ValueError) as error:  # a lost peer, or a group that was shut down
             raise self.lost(error) from error
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _all_gather(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, which have the same shape, stacked."""
+        received = tensor.new_empty(self.size, *tensor.shape)
+        with self._exchange((self.size - 1) * tensor.numel() * tensor.element_size()):
+            dist.all_gather_into_tensor(received.flatten(), tensor.flatten())
         return received
 
     def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -100,6 +115,8 @@ class ProcessGroup(Group):
         if len(own) < most:  # all ranks send the same number of bytes
             own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
         received = self._all_gather(own)
+        if min(counts) == most:
+            return received.flatten(0, 1)
         return torch.cat([part[:count] for part, count in zip(received, counts, strict=True)])
 
     def gather_json(self, value: Any) -> list[Any]:
@@ -110,24 +127,21 @@ class ProcessGroup(Group):
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
         padded = torch.cat([own, own.new_zeros(max(sizes) - len(own))])
-        received = self._all_gather(padded) if max(sizes) else [padded] * self.size
+        received = self._all_gather(padded) if max(sizes) else padded.expand(self.size, 0)
         return [part[:size].numpy().tobytes() for part, size in zip(received, sizes, strict=True)]
 
     def gather_tensors(self, tensors: Tensors) -> dict[str, Tensor]:
         data = b"" if self.is_first else _packed(tensors)
         sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
         gathered = dict(tensors)
-        try:
+        with self._exchange(len(data)):
             if not self.is_first:
-                self.bytes_sent += len(data)
                 dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
                 return gathered
             for source in range(1, self.size):
                 received = torch.empty(sizes[source], dtype=torch.uint8)
                 dist.recv(received, source)
                 gathered |= tensors_from_bytes(received.numpy().tobytes())
-        except (RuntimeError, ValueError) as error:
-            raise self.lost(error) from error
         return gathered
 
     def broadcast_tensors(self, tensors: Tensors, source: int) -> dict[str, Tensor]:
@@ -135,10 +149,8 @@ class ProcessGroup(Group):
         data = _packed(tensors) if is_source else b""
         size = max(int(size) for size in self._all_gather(torch.tensor([len(data)])))
         buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
-        try:
+        with self._exchange(len(data)):
             dist.broadcast(buffer, source)
-        except (RuntimeError, ValueError) as error:
-            raise self.lost(error) from error
         return dict(tensors) if is_source else tensors_from_bytes(buffer.numpy().tobytes())
 
 
