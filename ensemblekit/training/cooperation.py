@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +18,11 @@ from ensemblekit.core.errors import EnsemblekitError, ResourceError, UsageError
 from ensemblekit.data.loading import Data
 from ensemblekit.members.build import build_network
 from ensemblekit.members.layout import output_layout
+from ensemblekit.members.state import MemberState
 from ensemblekit.ranks.assignment import assign
 from ensemblekit.ranks.group import Group
-from ensemblekit.ranks.session import launch, local_rank
+from ensemblekit.ranks.launch import local_rank, num_restarts
+from ensemblekit.ranks.session import launch
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.manifests import Position
 from ensemblekit.spec.sections import NetworkPlan, Spec
@@ -79,6 +81,15 @@ def _items(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield f"{path}{key}", value
 
 
+def check_generators(members: Sequence[MemberState], group: Group) -> None:
+    """Raise a `UsageError` if networks use torch's global random generator: its numbers depend on who else uses it."""
+    for member in members:
+        if member.uses_global_rng and not group.is_alone:
+            what = f'model "{member.model.name}" uses torch\'s global random generator, which differs from rank to rank'
+            fix = "train it in one process, or let its layers sample as docs/writing-plugins.md says"
+            raise UsageError(what, "torchrun", fix)
+
+
 def check_shared(path: Path, group: Group) -> None:
     """Raise a `ResourceError` on all ranks if one of them does not see the run directory."""
     group.first(None)  # it is there
@@ -99,12 +110,13 @@ def check_same_checkpoint(position: Position, group: Group) -> None:
 
 def run_begun_before(out: str | Path | None, name: str) -> str | None:
     """Return the run directory of processes that torchrun has started again; None if it has not, or there is none."""
-    own = launch()
-    if not own["restarts"]:
+    if not num_restarts():
         return None
+    own = launch()
     for path in [Path(out)] if out else sorted(Path("runs").glob(f"{name}-*")):
         with suppress(EnsemblekitError):
-            if RunDirectory.open(path).environment.get("launch") == own["id"]:
+            # one in common is enough: torchrun may have taken another machine for one that is gone
+            if own & set(RunDirectory.open(path).environment.get("launch", ())):
                 return str(path.absolute())
     return None
 

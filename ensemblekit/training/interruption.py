@@ -38,9 +38,9 @@ class StopRequest:
         finally:
             self.is_awaited = before
 
-    def error(self) -> Interrupted:
-        """Return the error that says what a stop at once leaves behind."""
-        return Interrupted(*self.outcome, exit_code=self.exit_code)
+    def error(self, *outcome: str) -> Interrupted:
+        """Return the error that says what a stop at once leaves behind, if whoever was stopped does not say it."""
+        return Interrupted(*(outcome or self.outcome), exit_code=self.exit_code)
 
 
 _current: StopRequest | None = None
@@ -75,7 +75,7 @@ def stop_requests() -> Iterator[StopRequest]:
     try:
         yield request
     except KeyboardInterrupt as error:
-        raise request.error() from error
+        raise request.error(*error.args) from error
     finally:
         _current = None
         for number, previous in before.items():

@@ -50,6 +50,7 @@ from ensemblekit.training.checks import (
 )
 from ensemblekit.training.cooperation import (
     check_alike,
+    check_generators,
     check_same_checkpoint,
     check_shared,
     network_ranks,
@@ -163,6 +164,7 @@ class Trainer:
             raise UsageError(what, "data.validation_fraction", "set it to more than 0")
         self.members.check_supported(bf16=self.settings.bf16, single_samples=1 in self.batch_lengths)
         check_members(self.spec, self.objective, self.settings.passes)
+        check_generators(self.members.networks, self.group)
 
     def train(self, registry: Registry) -> None:
         """Train from the beginning; `registry` knows the packages of the plugins.
@@ -185,7 +187,7 @@ class Trainer:
             facts = {"device": str(self.device), "engine": self.engine_name, "engines_measured": seconds_per_step}
             facts |= {"data": self.data.fingerprint, **self.members.whereabouts}
             if not self.group.is_alone:
-                facts["launch"] = launch()["id"]
+                facts["launch"] = sorted(launch())
             with self.stop.awaited():
                 self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
                 check_shared(self.directory.path, self.group)
