@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ from ensemblekit.cli.options import (
     spec_argument,
 )
 from ensemblekit.cli.robustness import parse_data, print_robustness, robustness_options
-from ensemblekit.core.errors import DataError
+from ensemblekit.core.errors import DataError, EnsemblekitError
+from ensemblekit.ranks.launch import num_ranks
 from ensemblekit.training.interruption import stop_requests
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def train(
     Ctrl-C saves and stops; ensemblekit resume goes on from the very step. A value of --set is read as
     TOML; anything that is not valid TOML is taken as a string.
     """
+    supervise_rank(spec_file, settings)
     with stop_requests(), ranks_of_torchrun() as is_first:
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress
@@ -80,6 +82,21 @@ def train(
             run = api.train(spec, out, progress=progress, plugins=plugin_files, name=_run_name(path))
         if is_first:
             _print_run(run, quiet, as_json)
+
+
+def supervise_rank(spec_file: Path, settings: Sequence[str] = ()) -> None:
+    """Go on in another process if torchrun has started several and engine.journal is set; this one replaces it."""
+    if num_ranks() == 1:
+        return
+    from ensemblekit.ranks.supervisor import supervise, wants_journal
+    from ensemblekit.spec.shipped import find_spec
+
+    with suppress(EnsemblekitError):  # what is wrong with the spec is told by the process that reads it
+        spec_file = find_spec(spec_file)
+    if wants_journal(spec_file, settings):
+        from ensemblekit import api  # noqa: F401  # once for all: a process that replaces another is ready at once
+
+        supervise()
 
 
 @contextmanager
@@ -131,6 +148,7 @@ def resume(
     The result is bit-identical to that of an uninterrupted run, unless the engine, the device or the machine changes;
     a note says so then. With --epochs a finished run is trained further.
     """
+    supervise_rank(run_path / "spec.toml")
     with stop_requests() as stop, ranks_of_torchrun() as is_first:
         stop.outcome = ("nothing was changed", str(run_path), "run the command again")
         from ensemblekit import api

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +20,28 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Rejoining:
+    """What a rank that was started again alone has to know."""
+
+    epoch: int
+    step: int
+    """The checkpoint to begin with."""
+    facts: Mapping[str, Any]
+    """What ranks have agreed on before, by name."""
+
+
 class Group:
     """The processes of a training: here only this one. Several are a `ProcessGroup`."""
 
     rank = 0
     size = 1
+    rejoins: Rejoining | None = None
+    """What a rank that was started again alone begins with, until it has caught up with the others' checkpoint."""
+    gives_up: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether this rank is asked to stop, so that it does not wait for one that is started again."""
+    keeps_journal = False
+    """Whether a rank can be started again alone: what follows a checkpoint must depend on that checkpoint only."""
 
     @property
     def is_first(self) -> bool:
@@ -54,6 +72,13 @@ class Group:
     def first(self, value: Any) -> Any:
         """Return the value of rank 0 on all ranks."""
         return self.gather_json(value)[0]
+
+    def agree(self, name: str, value: Any) -> Any:
+        """Return the value of rank 0 on all ranks, also on one that is started again later and asks by this name."""
+        return self.first(value)
+
+    def saved(self, epoch: int, step: int) -> None:
+        """Say on all ranks that rank 0 has written a checkpoint, which a rank that is started again begins with."""
 
 
 ALONE = Group()
@@ -114,7 +139,7 @@ class ProcessGroup(Group):
         return [part[:size].numpy().tobytes() for part, size in zip(received, sizes, strict=True)]
 
     def gather_tensors(self, tensors: Tensors) -> dict[str, Tensor]:
-        data = b"" if self.is_first else _packed(tensors)
+        data = b"" if self.is_first else packed(tensors)
         sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
         gathered = dict(tensors)
         try:
@@ -132,7 +157,7 @@ class ProcessGroup(Group):
 
     def broadcast_tensors(self, tensors: Tensors, source: int) -> dict[str, Tensor]:
         is_source = self.rank == source
-        data = _packed(tensors) if is_source else b""
+        data = packed(tensors) if is_source else b""
         size = max(int(size) for size in self._all_gather(torch.tensor([len(data)])))
         buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
         try:
@@ -142,5 +167,6 @@ class ProcessGroup(Group):
         return dict(tensors) if is_source else tensors_from_bytes(buffer.numpy().tobytes())
 
 
-def _packed(tensors: Tensors) -> bytes:
+def packed(tensors: Tensors) -> bytes:
+    """Return named tensors as bytes in the format of safetensors."""
     return tensors_to_bytes({name: value.detach().cpu().contiguous() for name, value in tensors.items()})

@@ -8,6 +8,8 @@ from ensemblekit.core.errors import PeerError, UsageError
 
 NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets beside WORLD_SIZE."""
+LAUNCHER, REPLACEMENTS = "ENSEMBLEKIT_LAUNCHER", "ENSEMBLEKIT_REPLACEMENTS"
+"""What a supervisor sets: the process that has started it, and how often it has replaced its own."""
 NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
 
 
@@ -43,7 +45,18 @@ def local_rank() -> int:
 
 def launcher() -> str:
     """Name the process that has started this one, and starts it again after a failure."""
-    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.uname().nodename}/{os.getppid()}"
+    parent = os.environ.get(LAUNCHER) or os.getppid()
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.uname().nodename}/{parent}"
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor starts this process again, alone, if a signal ends it."""
+    return LAUNCHER in os.environ
+
+
+def is_replacement() -> bool:
+    """Whether a supervisor has started this process in the place of one that a signal has ended."""
+    return REPLACEMENTS in os.environ
 
 
 def num_restarts() -> int:

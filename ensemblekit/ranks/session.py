@@ -19,7 +19,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, ResourceError, explain
 from ensemblekit.core.streams import report
 from ensemblekit.ranks.group import ALONE, Group, ProcessGroup
-from ensemblekit.ranks.launch import is_told_elsewhere, launcher, num_ranks, num_restarts, own_rank
+from ensemblekit.ranks.healing import HealingGroup, Meeting
+from ensemblekit.ranks.launch import (
+    is_replacement,
+    is_supervised,
+    is_told_elsewhere,
+    launcher,
+    num_ranks,
+    num_restarts,
+    own_rank,
+)
 from ensemblekit.ranks.process import Process
 from ensemblekit.ranks.watch import Loss, Watch, announce
 
@@ -51,13 +60,22 @@ class Session:
         self.watch = Watch(own_store, self.processes, self.rank, self._end_at_once, host)
         self.watch.start()
         try:
-            timeout = timedelta(hours=EXCHANGE_HOURS)  # before that, the watch ends what hangs
-            dist.init_process_group(_backend(), timeout=timeout, store=store, rank=self.rank, world_size=size)
+            self.group = self._joined(store)
         except (RuntimeError, ValueError) as error:
             lost = self._lost(error)
             self.watch.stop()
             raise lost from error
-        self.group = ProcessGroup(self._lost)
+
+    def _joined(self, store: Store) -> ProcessGroup:
+        """Join the others; a process that replaces a lost one catches up with them."""
+        if is_supervised():
+            return HealingGroup(Meeting(store, self.watch, self._join), self._lost, is_new=is_replacement())
+        self._join(store)
+        return ProcessGroup(self._lost)
+
+    def _join(self, store: Store) -> None:
+        timeout = timedelta(hours=EXCHANGE_HOURS)  # before that, the watch ends what hangs
+        dist.init_process_group(_backend(), timeout=timeout, store=store, rank=self.rank, world_size=self.size)
 
     def _meet(self, store: Store) -> list[Process]:
         """Wait for all ranks, and return where they are."""

@@ -40,6 +40,8 @@ class Loss:
     exit_code: int = ResourceError.exit_code
     is_told: bool = False
     """Whether it is what the rank that has failed says itself, with what to do about it."""
+    rank: int | None = None
+    """The rank that is gone, which another process may replace."""
 
 
 class Watch:
@@ -66,6 +68,10 @@ class Watch:
         self.store, self.processes, self.rank, self.end, self.host = store, processes, rank, end, host
         self.others = [process for process in processes if process.rank != rank]
         self.timeout = DEFAULT_TIMEOUT_SECONDS
+        self.patience = 0.0
+        """For so many seconds a rank that is gone may be replaced by another process."""
+        self._noticed: float | None = None
+        """When a rank that may be replaced was seen to be gone."""
         now = time.monotonic()
         self.news = {_key(kind, process.rank): "" for process in processes for kind in KINDS}
         """The last answer of the store."""
@@ -129,12 +135,38 @@ class Watch:
 
     def _judge(self) -> None:
         while not self._stopped.wait(PAUSE_SECONDS):
-            self.lost = self.lost or self._find_loss(self.timeout)
-            if self.lost is not None:
-                self._stop_hanging_ranks()
-                if not self._stopped.wait(GRACE_SECONDS):
-                    self.end(self.lost)
-                return
+            found = self.lost or self._find_loss(self.timeout)
+            if found is None or self._may_be_replaced(found):
+                continue
+            self.lost = found
+            self._stop_hanging_ranks()
+            if not self._stopped.wait(GRACE_SECONDS):
+                self.end(self.lost)
+            return
+
+    def _may_be_replaced(self, loss: Loss) -> bool:
+        """Whether another process may still take the place of a lost rank; one that hangs is ended first."""
+        if loss.rank is None or not self.patience:
+            return False
+        if self._noticed is None:
+            self._noticed = time.monotonic()
+        self._stop_hanging_ranks()
+        return time.monotonic() - self._noticed < self.patience
+
+    def replace(self, processes: Sequence[Process]) -> None:
+        """Watch other processes from now on: those that have replaced lost ones, too."""
+        for process, before in zip(processes, self.processes, strict=True):
+            if process != before:
+                self._outgoing.pop(_key(ENDED, process.rank), None)
+        now = time.monotonic()
+        self.heard = {process.rank: now for process in processes}
+        self.processes, self.others = processes, [process for process in processes if process.rank != self.rank]
+        self._noticed = None
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether another rank has told that it fails."""
+        return bool(self._failures())
 
     def _find_loss(self, silence: float) -> Loss | None:
         """Return what happened to a rank that has failed, has ended or was silent for so many seconds, if one was."""
@@ -151,13 +183,14 @@ class Watch:
             if not failure["interrupted"]:
                 return Loss(f"rank {rank}: {failure['line']}", failure["exit_code"], is_told=True)
         for process in self.others:
-            if process.rank not in failures and (seen := self.news[_key(ENDED, process.rank)]):
-                return Loss(seen)
+            seen = self.news[_key(ENDED, process.rank)]
+            if process.rank not in failures and str(process) in seen:  # and not one that it has replaced
+                return Loss(seen, rank=process.rank)
         for process in self.others:
             if process.rank not in failures and process.has_ended:
                 what = f"{process} has ended without a word: it was killed or has crashed"
                 self._outgoing[_key(ENDED, process.rank)] = what  # for other machines
-                return Loss(what)
+                return Loss(what, rank=process.rank)
         return None
 
     def _find_silence(self, seconds: float) -> Loss | None:
@@ -171,7 +204,7 @@ class Watch:
         for process in self.others:
             if now - self.heard[process.rank] > seconds:
                 what = f"{process} timed out: no sign of life for {seconds:.0f} s"
-                return Loss(f"{what}; it hangs, its machine is gone, or the network fails")
+                return Loss(f"{what}; it hangs, its machine is gone, or the network fails", rank=process.rank)
         return None
 
     def _stop_hanging_ranks(self) -> None:

@@ -129,7 +129,7 @@ def network_ranks(spec: Spec, info: DataInfo, device: torch.device, group: Group
     costs = dict.fromkeys((plan.group.model.key for plan in plans), 1.0)
     if len(costs) > 1 and group.is_first:
         costs = {plan.group.model.key: _step_seconds(plan, spec, info, device) for plan in plans}
-    costs = group.first(costs)
+    costs = group.agree("costs", costs)
     ranks = assign([costs[plan.group.model.key] for plan in plans], group.size)
     return {plan.index: rank for plan, rank in zip(plans, ranks, strict=True)}
 

@@ -34,6 +34,7 @@ from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.ranks.session import launch
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.recorder import RunRecorder
 from ensemblekit.spec.checks import check_data
 from ensemblekit.spec.resolution import with_absolute_paths, with_loss_for
@@ -119,6 +120,8 @@ class Trainer:
         check_alike(spec, self.data, self.device, group)
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()
+        if not group.is_alone:
+            group.gives_up = lambda: self.stop.signal_number is not None
         self.meetings = Meetings(group, self.stop)
         self.recorder = RunRecorder(directory)
         self.methods = [method.model_copy(deep=True) for method in spec.methods]
@@ -223,7 +226,8 @@ class Trainer:
 
     def _restore_last(self) -> str:
         """Restore everything from the last checkpoint; says from which."""
-        checkpoint = self.directory.load_checkpoint()
+        rejoins = self.group.rejoins
+        checkpoint = self.directory.load_checkpoint(last=Position(rejoins.epoch, rejoins.step) if rejoins else None)
         self.restore(checkpoint)
         self.partial = checkpoint if checkpoint.step else None
         self.saver.has_saved(checkpoint.position)
@@ -270,7 +274,7 @@ class Trainer:
         states, seconds_per_step = self.members.networks, {}
         if self.engine_name == "auto":
             seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self._first_batch()))
-            self.engine_name = fastest(seconds_per_step)
+            self.engine_name = self.group.agree("engine", fastest(seconds_per_step))
         check_engine(self.engine_name, states, self.settings)
         self.hooks.call.engine_chosen(engine=self.engine_name, seconds_per_step=seconds_per_step)
         return seconds_per_step
@@ -300,6 +304,7 @@ class Trainer:
     def _run(self) -> None:
         """Train all epochs that are left, each with a checkpoint, and write the result."""
         num_epochs = self.spec.training.epochs
+        self.group.saved(self.saver.last.epoch, self.saver.last.step)
         self.clock.seconds["start"] += time.perf_counter() - self.started
         devices = () if self.device.type == "cpu" else (self.device,)
         for epoch in range(self.saver.last.epoch + 1, num_epochs + 1):
@@ -467,6 +472,8 @@ class Trainer:
             self.restore(best)
             if best.epoch != epochs:
                 self.hooks.call.notice(text=finishing.kept_best_text(best.epoch, self.selection.best_loss))
+        if self.group.keeps_journal:
+            self.evaluator.forget()  # a rank that is started again knows no outputs either
         self.evaluator.where = self.saver.kept
         self.evaluator.before_batch = lambda: self._stop_if_asked(epochs)
         with self.clock.measure("evaluation"):
