@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ensemblekit.core.errors import ResourceError
+from ensemblekit.core.streams import report
 from ensemblekit.ranks.group import ProcessGroup, Rejoining, Tensors, packed
 from ensemblekit.ranks.journal import CHECKPOINT_TENSORS, FACTS, ROWS, SAVED, TENSORS, Journal, equal_rows, pack, unpack
 from ensemblekit.ranks.process import Process
@@ -74,6 +76,8 @@ class HealingGroup(ProcessGroup):
     def __init__(self, meeting: Meeting, lost: Callable[[Exception], Exception], is_new: bool) -> None:
         self.meeting, self.journal, self.give_up = meeting, Journal(), lost
         self.facts: dict[str, Any] = {}
+        self.replaced: list[int] = []
+        """The ranks that were replaced, if it is this one that tells the user when they have caught up."""
         if not is_new:
             meeting.join(meeting.store)
         elif not meeting.join_again(self.gives_up):
@@ -133,6 +137,8 @@ class HealingGroup(ProcessGroup):
             self.rejoins = None
             return
         number = journal.number
+        if (journal.begin, journal.position) == (number, position):
+            return  # nothing was exchanged since
 
         def save() -> list[Any]:
             if self.is_first and journal.position is not None:  # it is written, whether or not the others learn of it
@@ -145,7 +151,7 @@ class HealingGroup(ProcessGroup):
 
     def _exchange(self, kind: str, exchange: Callable[[], Any]) -> Any:
         """Return what the journal has, or exchange; if that fails, do it again when the lost rank was replaced."""
-        journal = self.journal
+        journal, started = self.journal, time.monotonic()
         while journal.number not in journal.entries:
             try:
                 value = exchange()
@@ -158,6 +164,7 @@ class HealingGroup(ProcessGroup):
                     journal.number += 1
                     return value
                 journal.add(kind, value)
+        self._tell_replaced(time.monotonic() - started)
         entry = journal.entries[journal.number]
         if entry.kind != kind:
             what = f"rank {self.rank} was started again, and exchanges {kind} where it was {entry.kind}"
@@ -165,8 +172,17 @@ class HealingGroup(ProcessGroup):
         journal.number += 1
         return entry.value
 
+    def _tell_replaced(self, seconds: float) -> None:
+        """Say which ranks were replaced, and for how long the others have waited for them, if one was."""
+        if self.replaced:
+            ranks = f"rank{'s' * (len(self.replaced) > 1)} {', '.join(map(str, self.replaced))}"
+            report(f"note: {ranks} caught up with the others, which have waited {seconds:.1f} s")
+            self.replaced = []
+
     def _heal(self, error: Exception) -> None:
         """Join the others again, with a new process in the place of the lost one."""
+        if error.__cause__ is not None:
+            clear_frames(error.__cause__.__traceback__)  # they refer to the group of torch, and keep it open
         dist.destroy_process_group()  # which frees those that wait for this rank
         if not self.meeting.join_again(self.gives_up):
             raise self.give_up(error) from error.__cause__
@@ -188,6 +204,7 @@ class HealingGroup(ProcessGroup):
         survivors = [rank for rank, row in enumerate(rows) if not row["new"]]
         if not survivors or any(rows[rank]["position"] is None for rank in survivors):
             raise Broken
+        self.replaced = [rank for rank, row in enumerate(rows) if row["new"]] if self.rank == survivors[0] else []
         donor = max(survivors, key=lambda rank: rows[rank]["end"])
         begin, end = rows[donor]["begin"], rows[donor]["end"]
         firsts = [begin if row["new"] else min(row["end"], end) for row in rows]
