@@ -24,8 +24,8 @@ from ensemblekit.cli.options import (
 )
 from ensemblekit.cli.robustness import parse_data, print_robustness, robustness_options
 from ensemblekit.core.errors import DataError, EnsemblekitError
-from ensemblekit.ranks.launch import num_ranks
-from ensemblekit.training.interruption import stop_requests
+from ensemblekit.ranks.launch import is_replacement, num_ranks
+from ensemblekit.training.interruption import StopRequest, stop_requests
 
 if TYPE_CHECKING:
     from ensemblekit.runs.run import Run
@@ -67,7 +67,7 @@ def train(
     TOML; anything that is not valid TOML is taken as a string.
     """
     supervise_rank(spec_file, settings)
-    with stop_requests(), ranks_of_torchrun() as is_first:
+    with stop_requests() as stop, ranks_of_torchrun(stop) as is_first:
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress
         from ensemblekit.spec.shipped import find_spec
@@ -100,10 +100,12 @@ def supervise_rank(spec_file: Path, settings: Sequence[str] = ()) -> None:
 
 
 @contextmanager
-def ranks_of_torchrun() -> Iterator[bool]:
+def ranks_of_torchrun(stop: StopRequest) -> Iterator[bool]:
     """Join the other processes of torchrun before anything can fail; yields whether this is the first."""
     from ensemblekit.ranks.session import joined_ranks
 
+    if is_replacement():
+        stop.outcome = ("stopped: the last checkpoint is kept", "torchrun", "continue with: ensemblekit resume RUN")
     with joined_ranks() as group:
         yield group.is_first
 
@@ -149,7 +151,7 @@ def resume(
     a note says so then. With --epochs a finished run is trained further.
     """
     supervise_rank(run_path / "spec.toml")
-    with stop_requests() as stop, ranks_of_torchrun() as is_first:
+    with stop_requests() as stop, ranks_of_torchrun(stop) as is_first:
         stop.outcome = ("nothing was changed", str(run_path), "run the command again")
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress
