@@ -107,6 +107,8 @@ class Launch:
     seconds_after_fault: float | None = None
     errors: list[str] = field(default_factory=list)
     """The lines of all ranks that begin with `error:`."""
+    steps: int = 0
+    """The number of steps of the rank that came furthest."""
 
 
 def run_ranks(
@@ -137,10 +139,11 @@ def run_ranks(
     environment = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": store.port}
     environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     context = get_context("fork")
+    steps = context.Array("i", size)
     processes: list[BaseProcess] = []
     for rank in range(size):
         own = {**environment, "RANK": rank, "LOCAL_RANK": rank} if size > 1 else {}
-        process = context.Process(target=_become_rank, args=(arguments, folder, rank, own, prepare))
+        process = context.Process(target=_become_rank, args=(arguments, folder, rank, own, steps, prepare))
         process.start()
         processes.append(process)
     follow(processes)
@@ -155,7 +158,7 @@ def run_ranks(
     errors = [line for log in logs for line in log.splitlines() if line.startswith("error:")]
     fault = folder / "fault"
     after = ended - float(fault.read_text()) if fault.exists() else None
-    return Launch(codes, logs, ended - started, after, errors)
+    return Launch(codes, logs, ended - started, after, errors, max(steps))
 
 
 def launch_store(address: str) -> TCPStore:
@@ -164,7 +167,12 @@ def launch_store(address: str) -> TCPStore:
 
 
 def _become_rank(
-    arguments: Sequence[str], folder: Path, rank: int, environment: dict[str, Any], prepare: Callable[[int], None]
+    arguments: Sequence[str],
+    folder: Path,
+    rank: int,
+    environment: dict[str, Any],
+    steps: Any,
+    prepare: Callable[[int], None],
 ) -> None:
     log = os.open(folder / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -175,6 +183,7 @@ def _become_rank(
     os.environ.update({name: str(value) for name, value in environment.items()})
     code: object = 1
     try:
+        _count_steps(steps, rank)
         prepare(rank)
         main(list(arguments))
     except SystemExit as ended:
@@ -183,3 +192,22 @@ def _become_rank(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _count_steps(steps: Any, rank: int) -> None:
+    """Count the steps that this process trains, where its parent sees them."""
+    train_step = SequentialEngine.train_step
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        result = train_step(*arguments, **options)
+        steps[rank] += 1
+        return result
+
+    SequentialEngine.train_step = counted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":  # under torchrun: KIND RANK MOMENT NUMBER FOLDER, and then the command line
+    kind, rank, moment, number, place, *command = sys.argv[1:]
+    if os.environ["RANK"] == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        Fault(kind, int(rank), moment, int(number)).install(Path(place), happenings()[kind])
+    main(command)

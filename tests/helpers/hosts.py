@@ -22,7 +22,7 @@ from typing import Any
 
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-DEVICE = "link"
+DEVICE = "eth0"
 """The name of the network device of every host."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
