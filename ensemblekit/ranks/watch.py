@@ -146,18 +146,28 @@ class Watch:
 
     def failure_elsewhere(self) -> Loss | None:
         """Return why another rank has ended, unless it was only interrupted."""
+        if told := self._told_failure():
+            return told
+        gone = [process for process in self.others if process.has_ended and process.rank not in self._failures()]
+        if gone:
+            self._ask()  # it may have told why just before
+            if told := self._told_failure():
+                return told
         failures = self._failures()
-        for rank, failure in failures.items():
-            if not failure["interrupted"]:
-                return Loss(f"rank {rank}: {failure['line']}", failure["exit_code"], is_told=True)
         for process in self.others:
             if process.rank not in failures and (seen := self.news[_key(ENDED, process.rank)]):
                 return Loss(seen)
-        for process in self.others:
-            if process.rank not in failures and process.has_ended:
+        for process in gone:
+            if process.rank not in failures:
                 what = f"{process} has ended without a word: it was killed or has crashed"
                 self._outgoing[_key(ENDED, process.rank)] = what  # for other machines
                 return Loss(what)
+        return None
+
+    def _told_failure(self) -> Loss | None:
+        for rank, failure in self._failures().items():
+            if not failure["interrupted"]:
+                return Loss(f"rank {rank}: {failure['line']}", failure["exit_code"], is_told=True)
         return None
 
     def _find_silence(self, seconds: float) -> Loss | None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,13 @@ from ensemblekit.ranks.group import Group
 from ensemblekit.ranks.launch import local_rank, num_restarts
 from ensemblekit.ranks.session import launch
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.own_files import ENVIRONMENT
 from ensemblekit.runs.manifests import Position
 from ensemblekit.spec.sections import NetworkPlan, Spec
+
+
+SHARED_SECONDS = 5.0
+"""After so long, shared storage shows on one machine what another has written."""
 
 
 def rank_device(device: torch.device, group: Group) -> torch.device:
@@ -91,12 +97,24 @@ def check_generators(members: Sequence[MemberState], group: Group) -> None:
 
 
 def check_shared(path: Path, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one of them does not see the run directory."""
-    group.first(None)  # it is there
-    for rank, is_there in enumerate(group.gather_json((path / "run.json").exists())):
-        if not is_there:
+    """Raise a `ResourceError` on all ranks if one of them does not see what rank 0 has just written to the run."""
+    if group.is_alone:
+        return
+    written = group.first(_digest(path))
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not (is_shared := _digest(path) == written) and time.monotonic() < deadline:
+        time.sleep(SHARED_SECONDS / 20)
+    for rank, is_seen in enumerate(group.gather_json(is_shared)):
+        if not is_seen:
             what = f"rank {rank} does not see the run directory that rank 0 writes"
-            raise ResourceError(what, str(path), "choose an --out on storage that all ranks share")
+            raise ResourceError(what, str(path), "choose a directory on storage that all ranks share")
+
+
+def _digest(path: Path) -> str:
+    """Return a checksum of what a run records about its environment; empty if it is not there."""
+    with suppress(OSError):
+        return sha256((path / ENVIRONMENT).read_bytes()).hexdigest()
+    return ""
 
 
 def check_same_checkpoint(position: Position, group: Group) -> None:

@@ -26,12 +26,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import torchvision.transforms.v2  # noqa: F401  # before the fork
 from helpers import faulty_ranks
-from helpers.faulty_ranks import Fault, Launch, happenings, launch_store, run_ranks
+from helpers.faulty_ranks import Fault, Launch, happenings, import_all, launch_store, run_ranks
 from helpers.hosts import Hosts, reason_against_hosts
 
-import ensemblekit.api  # noqa: F401
 from campaigns.kills import content
 from ensemblekit.runs.directory import RunDirectory
 
@@ -115,9 +113,15 @@ def launch_with(fault: Fault, size: int, folder: Path, stack: ExitStack) -> Laun
 
     if hosts is None:
         return run_ranks(arguments, size, folder, prepare)
-    address = hosts.addresses[0]
-    store = hosts.run_in(0, lambda: launch_store(address))
-    return run_ranks(arguments, size, folder, prepare, address=address, store=store, follow=cut)
+    return run_ranks(
+        arguments,
+        size,
+        folder,
+        prepare,
+        address=hosts.addresses[0],
+        make_store=lambda address: hosts.run_in(0, lambda: launch_store(address)),
+        follow=cut,
+    )
 
 
 def judge(fault: Fault, launch: Launch) -> str:
@@ -220,6 +224,7 @@ def campaign(options: argparse.Namespace, home: Path) -> list[Row]:
     source, rows = random.Random(options.seed), list[Row]()
     kinds = [kind for kind in KINDS if kind != "cut" or not reason_against_hosts()]
     wholes: dict[str, tuple[object, float]] = {}
+    import_all(home)
     for number in range(options.faults):
         method, kind, size = source.choice(list(METHODS)), kinds[number % len(kinds)], source.randint(2, 4)
         folder = home / method
