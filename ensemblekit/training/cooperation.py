@@ -25,10 +25,9 @@ from ensemblekit.ranks.group import Group
 from ensemblekit.ranks.launch import local_rank, num_restarts
 from ensemblekit.ranks.session import launch
 from ensemblekit.runs.directory import RunDirectory
-from ensemblekit.runs.own_files import ENVIRONMENT
 from ensemblekit.runs.manifests import Position
+from ensemblekit.runs.own_files import ENVIRONMENT
 from ensemblekit.spec.sections import NetworkPlan, Spec
-
 
 SHARED_SECONDS = 5.0
 """After so long, shared storage shows on one machine what another has written."""

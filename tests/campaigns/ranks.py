@@ -263,8 +263,8 @@ def print_summary(rows: list[Row], undisturbed_seconds: dict[str, float]) -> Non
     needed, repeated = len(counted) * EPOCHS * STEPS, sum(row.steps_repeated for row in counted)
     useful, spent = sum(undisturbed_seconds[row.method] for row in counted), sum(row.seconds for row in counted)
     print(f"{len(rows)} faults: {sum(bool(row.wrong) for row in rows)} wrong")
-    print(f"steps trained twice: {repeated} for {needed}; goodput {needed / (needed + repeated):.1%} of steps", end=", ")
-    print(f"{useful / spent:.1%} of time")
+    share = needed / (needed + repeated)
+    print(f"steps trained twice: {repeated} for {needed}; goodput {share:.1%} of steps, {useful / spent:.1%} of time")
 
 
 def main() -> int:
