@@ -26,11 +26,13 @@ from torch.distributed import TCPStore
 import ensemblekit.api
 from ensemblekit.cli import main
 from ensemblekit.engines.sequential import SequentialEngine
+from ensemblekit.ranks import session
 from ensemblekit.training import trainer
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.saving import Saver
 
 MOMENTS: dict[str, tuple[Any, str]] = {
+    "joining": (session, "_store"),
     "start": (trainer, "load_data"),
     "step": (SequentialEngine, "train_step"),
     "evaluation": (Evaluator, "all_metrics"),
