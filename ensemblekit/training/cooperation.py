@@ -22,8 +22,8 @@ from ensemblekit.members.layout import output_layout
 from ensemblekit.members.state import MemberState
 from ensemblekit.ranks.assignment import assign
 from ensemblekit.ranks.group import Group
-from ensemblekit.ranks.launch import local_rank, num_restarts
-from ensemblekit.ranks.session import launch
+from ensemblekit.ranks.launch import local_rank
+from ensemblekit.ranks.session import is_restarted, launch
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.own_files import ENVIRONMENT
@@ -127,7 +127,7 @@ def check_same_checkpoint(position: Position, group: Group) -> None:
 
 def run_begun_before(out: str | Path | None, name: str) -> str | None:
     """Return the run directory of processes that torchrun has started again; None if it has not, or there is none."""
-    if not num_restarts():
+    if not is_restarted():
         return None
     own = launch()
     for path in [Path(out)] if out else sorted(Path("runs").glob(f"{name}-*")):

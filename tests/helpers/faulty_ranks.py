@@ -32,7 +32,7 @@ from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.saving import Saver
 
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "joining": (session, "_store"),
+    "joining": (session, "launch_store"),
     "start": (trainer, "load_data"),
     "step": (SequentialEngine, "train_step"),
     "evaluation": (Evaluator, "all_metrics"),

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import faulty_ranks
 from helpers.faulty_ranks import Fault, launch_store, run_ranks
 from helpers.hosts import DEVICE, Hosts, reason_against_hosts
+from helpers.places import ROOT
 from helpers.small_runs import assert_same_run
 
 REASON = reason_against_hosts()
@@ -38,18 +40,23 @@ def torchrun(hosts: Hosts, index: int, folder: Path, *arguments: str) -> subproc
     """Start torchrun on a host, with one rank."""
     nodes = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "run"]
     where = ["--rdzv-endpoint", f"{hosts.addresses[0]}:29500", "--local-addr", hosts.addresses[index]]
-    command = [sys.executable, "-m", "torch.distributed.run", *nodes, *where, "-m", "ensemblekit", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(hosts.command(index, *command), cwd=folder, env=environment, **pipes)
+    command = [sys.executable, "-m", "torch.distributed.run", *nodes, *where, "--max-restarts", "1", *arguments]
+    search = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE}
+    return subprocess.Popen(
+        hosts.command(index, *command), cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    )
 
 
-def test_two_hosts_with_a_slow_and_lossy_network_train_as_one_process(alone):
+def test_two_hosts_with_a_slow_and_lossy_network_go_on_after_a_kill(alone):
+    fault = ["kill", "1", "step", "7", str(alone)]
     with Hosts(2, delay=0.002, loss=0.005) as hosts:
-        processes = [torchrun(hosts, index, alone, *TRAIN) for index in range(2)]
-        errors = [process.communicate(timeout=100)[1] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], errors
+        processes = [torchrun(hosts, index, alone, faulty_ranks.__file__, *fault, *TRAIN) for index in range(2)]
+        logs = [process.communicate(timeout=100)[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], logs
         assert hosts.dropped > 0
+    (line,) = [line for log in logs for line in log.splitlines() if line.startswith("error:")]
+    assert line.startswith("error: rank 1 (process ")  # by the host that is left
     assert_same_run(alone / "run", alone / "alone")
 
 
