@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, ResourceError, explain
+from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, RanksDifferError, ResourceError, explain
 from ensemblekit.core.streams import report
 from ensemblekit.ranks.group import ALONE, Group, ProcessGroup
 from ensemblekit.ranks.joining import attempt_store, join, launch_store, not_joined
@@ -83,7 +83,7 @@ class Session:
         self.watch.tell({"line": known.line, "exit_code": known.exit_code, "interrupted": is_interrupted})
         if not self.watch.has_word:
             return PeerError(known.line, exit_code=known.exit_code, is_silent=True)
-        if isinstance(known, ResourceError):
+        if isinstance(known, ResourceError) and not isinstance(known, RanksDifferError):
             return PeerError(f"rank {self.rank}: {known.what}", known.where, known.fix)
         return error
 

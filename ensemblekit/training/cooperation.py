@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ensemblekit.core.dataset import DataInfo
-from ensemblekit.core.errors import EnsemblekitError, ResourceError, UsageError
+from ensemblekit.core.errors import EnsemblekitError, RanksDifferError, UsageError
 from ensemblekit.data.loading import Data
 from ensemblekit.members.build import build_network
 from ensemblekit.members.layout import output_layout
@@ -50,7 +50,7 @@ def rank_device(device: torch.device, group: Group) -> torch.device:
 
 
 def check_alike(spec: Spec, data: Data, device: torch.device, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one has another spec, data, versions or kind of device."""
+    """Raise a `RanksDifferError` on all ranks if one has another spec, data, versions or kind of device."""
     if group.is_alone:
         return
     facts = {
@@ -66,7 +66,7 @@ def check_alike(spec: Spec, data: Data, device: torch.device, group: Group) -> N
         for fact, value in row.items():
             if value != rows[0][fact]:
                 what = f"rank {rank} has another {fact} than rank 0: {_difference(rows[0][fact], value)}"
-                raise ResourceError(what, "torchrun", "give all ranks the same files, versions and arguments")
+                raise RanksDifferError(what, "torchrun", "give all ranks the same files, versions and arguments")
 
 
 def _difference(first: Any, other: Any) -> str:
@@ -96,7 +96,7 @@ def check_generators(members: Sequence[MemberState], group: Group) -> None:
 
 
 def check_shared(path: Path, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one of them does not see what rank 0 has just written to the run."""
+    """Raise a `RanksDifferError` on all ranks if one of them does not see what rank 0 has just written to the run."""
     if group.is_alone:
         return
     written = group.first(_digest(path))
@@ -106,7 +106,7 @@ def check_shared(path: Path, group: Group) -> None:
     for rank, is_seen in enumerate(group.gather_json(is_shared)):
         if not is_seen:
             what = f"rank {rank} does not see the run directory that rank 0 writes"
-            raise ResourceError(what, str(path), "choose a directory on storage that all ranks share")
+            raise RanksDifferError(what, str(path), "choose a directory on storage that all ranks share")
 
 
 def _digest(path: Path) -> str:
@@ -117,12 +117,12 @@ def _digest(path: Path) -> str:
 
 
 def check_same_checkpoint(position: Position, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one of them has found another checkpoint than rank 0."""
+    """Raise a `RanksDifferError` on all ranks if one of them has found another checkpoint than rank 0."""
     positions = group.gather_json(str(position))
     for rank, found in enumerate(positions):
         if found != positions[0]:
             what = f"rank {rank} found the checkpoint of {found}, and rank 0 that of {positions[0]}"
-            raise ResourceError(what, "run directory", "resume on storage that all ranks share")
+            raise RanksDifferError(what, "run directory", "resume on storage that all ranks share")
 
 
 def run_begun_before(out: str | Path | None, name: str) -> str | None:

@@ -80,14 +80,14 @@ def assert_all_end(launch: Launch, code: int, *parts: str) -> None:
 def test_a_rank_with_another_spec_is_named(folder):
     arguments = ["train", "spec.toml", "--out", "run", "--quiet"]
     launch = run_ranks(lambda rank: [*arguments, *["--set", "training.epochs=3"] * rank], 2, folder)
-    assert_all_end(launch, 7, "rank 1 has another spec than rank 0", "training.epochs is 3 and 2")
+    assert_all_end(launch, 7, "error: rank 1 has another spec than rank 0", "training.epochs is 3 and 2")
     assert not (folder / "run" / "result.json").exists()
 
 
 def test_a_rank_with_another_version_is_named(folder):
     change = on_second(lambda: setattr(cooperation, "version", lambda name: "0.0.9"))
     launch = run_ranks(["train", "spec.toml", "--out", "run"], 2, folder, change)
-    assert_all_end(launch, 7, "rank 1 has another ensemblekit than rank 0: 0.0.9 and ")
+    assert_all_end(launch, 7, "error: rank 1 has another ensemblekit than rank 0: 0.0.9 and ")
 
 
 def test_a_rank_with_another_data_file_is_named(folder):
@@ -96,7 +96,7 @@ def test_a_rank_with_another_data_file_is_named(folder):
     write_table(folder / "elsewhere" / "table.csv", 2)
     change = on_second(lambda: os.chdir(folder / "elsewhere"))
     launch = run_ranks(["train", "spec.toml", "--out", str(folder / "run")], 2, folder, change)
-    assert_all_end(launch, 7, "rank 1 has another data than rank 0")
+    assert_all_end(launch, 7, "error: rank 1 has another data than rank 0")
 
 
 def test_a_rank_with_other_devices_is_named(folder):
@@ -129,7 +129,7 @@ def test_a_run_directory_that_ranks_do_not_share_is_refused(folder):
     (folder / "runs").mkdir()
     arguments = ["train", str(folder / "spec.toml"), "--out", str(folder / "runs" / "run")]
     launch = run_ranks(arguments, 2, folder, on_second(lambda: hide(folder / "runs")))
-    assert_all_end(launch, 7, "rank 1 does not see the run directory that rank 0 writes", "storage")
+    assert_all_end(launch, 7, "error: rank 1 does not see the run directory that rank 0 writes", "storage")
 
 
 def test_ranks_that_resume_copies_of_a_run_are_refused(folder):
