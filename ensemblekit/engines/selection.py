@@ -76,20 +76,21 @@ def fastest(seconds_per_step: Mapping[str, float]) -> str:
     return min(seconds_per_step, key=seconds_per_step.__getitem__, default="sequential")
 
 
-def measure_together(work: Work) -> dict[str, float]:
-    """Measure the engines as `measure_engines` does; several processes measure at once, and the slowest counts."""
+def measure_engines(work: Work) -> dict[str, float]:
+    """Measure the seconds per step of each supported engine; empty if there is only one.
+
+    Engines that fall far behind or run out of memory are left out. Several processes measure at once, each its own
+    members, and the slowest counts.
+    """
     group = work.settings.group
     alone = replace(work, settings=replace(work.settings, group=Pretended(group))) if not group.is_alone else work
-    rows = group.gather_json(measure_engines(alone))
+    rows = group.gather_json(_measure_here(alone))
     common = [name for name in rows[0] if all(name in row for row in rows)]
     return {name: max(row[name] for row in rows) for name in common}
 
 
-def measure_engines(work: Work) -> dict[str, float]:
-    """Measure the seconds per step of each supported engine; empty if there is only one.
-
-    Engines that fall far behind or run out of memory are left out.
-    """
+def _measure_here(work: Work) -> dict[str, float]:
+    """Measure the engines with the members of this process."""
     deadline = time.perf_counter() + TIME_LIMIT_SECONDS
     names = [name for name in ENGINES if engine_class(name).unsupported(work.members, work.settings) is None]
     seconds: dict[str, float] = {}

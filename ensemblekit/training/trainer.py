@@ -26,7 +26,7 @@ from ensemblekit.data.fingerprint import check_same_data
 from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.data.weighting import weighted_by_class
 from ensemblekit.engines.base import Engine, predicts
-from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_together
+from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.members.layout import run_objective
@@ -270,7 +270,7 @@ class Trainer:
         """Choose the engine, by measuring if the spec says "auto"; returns the measured seconds per step."""
         states, seconds_per_step = self.members.networks, {}
         if self.engine_name == "auto":
-            seconds_per_step = measure_together(Work(states, self.objective, self.settings, *self._first_batch()))
+            seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self._first_batch()))
             self.engine_name = fastest(seconds_per_step)
         check_engine(self.engine_name, states, self.settings)
         self.hooks.call.engine_chosen(engine=self.engine_name, seconds_per_step=seconds_per_step)

@@ -75,7 +75,7 @@ class Threads(Progress):
 
 
 def test_a_run_goes_on_with_the_number_of_threads_that_it_was_started_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(resuming, "num_cores", lambda: 2)
+    monkeypatch.setattr(resuming, "cores_of_machine", lambda: 2)
     seen = Threads()
     with threads(2):
         stopped(tmp_path / "run")
@@ -87,7 +87,7 @@ def test_a_run_goes_on_with_the_number_of_threads_that_it_was_started_with(tmp_p
 
 
 def test_threads_that_cannot_be_had_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(resuming, "num_cores", lambda: 1)
+    monkeypatch.setattr(resuming, "cores_of_machine", lambda: 1)
     with threads(1):
         stopped(tmp_path / "run")
         changed_environment(tmp_path / "run", threads=8)

@@ -73,13 +73,13 @@ def test_a_signal_between_epochs_loses_nothing(progress, saved, whole, tmp_path)
 
 
 def test_a_signal_in_an_evaluation_saves_the_steps_before_it(whole, tmp_path, monkeypatch):
-    predict = SequentialEngine.predict
+    predict = SequentialEngine._predict_here
 
     def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
         return predict(*arguments)
 
-    monkeypatch.setattr(SequentialEngine, "predict", interrupted)
+    monkeypatch.setattr(SequentialEngine, "_predict_here", interrupted)
     error = stopped_by(SignalAfter(signal.SIGINT), tmp_path / "run")
     assert error.what == "saved at epoch 0, step 4"
     monkeypatch.undo()

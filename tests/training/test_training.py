@@ -213,8 +213,8 @@ def test_evaluation_can_be_rarer(tmp_path):
 @pytest.mark.parametrize(("keep", "evaluations_of_test"), [("last", 3), ("best", 4)])
 def test_what_the_last_epoch_evaluated_is_not_evaluated_again(keep, evaluations_of_test, tmp_path, monkeypatch):
     asked = []
-    predict = SequentialEngine.predict
-    monkeypatch.setattr(SequentialEngine, "predict", lambda *args: asked.append(len(args[1])) or predict(*args))
+    predict = SequentialEngine._predict_here
+    monkeypatch.setattr(SequentialEngine, "_predict_here", lambda *args: asked.append(len(args[1])) or predict(*args))
     spec = tables(training={**tables()["training"], "epochs": 3, "keep": keep})
     run = ek.train(spec, tmp_path / "run", progress=False)
     assert asked.count(asked[-1]) == evaluations_of_test
