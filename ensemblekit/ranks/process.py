@@ -6,8 +6,9 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
-from ensemblekit.ranks.launch import launcher
+from ensemblekit.ranks.launch import launcher, num_restarts
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,19 @@ class Process:
     started: str
     """Tells the process from a later one with the same id."""
     launcher: str
+    restarts: int
+    """How often the launcher has started it again."""
+    token: str
+    """Tells the rank from one of an earlier attempt."""
     backend: str
     """How it exchanges tensors, which depends on its devices."""
 
     @classmethod
     def here(cls, rank: int, backend: str) -> Process:
         """Describe this process."""
-        pid = os.getpid()
-        return cls(rank, os.uname().nodename, _machine(), pid, _start_time(pid) or "", launcher(), backend)
+        started = _start_time(os.getpid()) or ""
+        whereabouts = (os.uname().nodename, _machine(), os.getpid(), started)
+        return cls(rank, *whereabouts, launcher(), num_restarts(), uuid4().hex, backend)
 
     @property
     def is_here(self) -> bool:

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
-from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, ResourceError, explain
+from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, RanksDifferError, ResourceError, explain
 from ensemblekit.core.streams import report
 from ensemblekit.ranks.group import ALONE, Group, ProcessGroup
 from ensemblekit.ranks.healing import HealingGroup, Meeting
-from ensemblekit.ranks.launch import (
-    is_replacement,
-    is_supervised,
-    is_told_elsewhere,
-    launcher,
-    num_ranks,
-    num_restarts,
-    own_rank,
-)
+from ensemblekit.ranks.joining import attempt_store, join, launch_store, named_attempt, not_joined, rejoin
+from ensemblekit.ranks.launch import is_replacement, is_supervised, num_ranks, own_rank
 from ensemblekit.ranks.process import Process
-from ensemblekit.ranks.watch import Loss, Watch, announce
+from ensemblekit.ranks.watch import Loss, Watch
 
-JOIN_SECONDS = 60
-"""How long a rank waits for the others at the start."""
-JOIN_PAUSE_SECONDS = 0.05
 EXCHANGE_HOURS = 12
 """A rank that gives signs of life may take so long until its next exchange."""
 
@@ -50,12 +36,13 @@ class Session:
         """The directory of the run, once it is known."""
         hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
-            store = _store(hosts=hosts_store and self.rank == 0)
-            self.processes = self._meet(store)
-            # a connection of its own, because an exchange may block the other
-            own_store = _store()
+            store = launch_store(hosts=hosts_store and self.rank == 0)
+            own = Process.here(self.rank, _backend())
+            self.processes = rejoin(store, own, size) if is_replacement() else join(store, own, size)
+            attempt = named_attempt(store) if is_replacement() else self.processes[0].token
+            store, own_store = (attempt_store(each, attempt) for each in (store, launch_store()))
         except (RuntimeError, ValueError) as error:
-            raise _not_joined(f"the ranks did not find each other: {_first_line(error)}") from error
+            raise not_joined(f"the ranks did not find each other: {_first_line(error)}") from error
         host = self.processes[0] if hosts_store else None
         self.watch = Watch(own_store, self.processes, self.rank, self._end_at_once, host)
         self.watch.start()
@@ -76,29 +63,6 @@ class Session:
     def _join(self, store: Store) -> None:
         timeout = timedelta(hours=EXCHANGE_HOURS)  # before that, the watch ends what hangs
         dist.init_process_group(_backend(), timeout=timeout, store=store, rank=self.rank, world_size=self.size)
-
-    def _meet(self, store: Store) -> list[Process]:
-        """Wait for all ranks, and return where they are."""
-        announce(store, self.rank)
-        own = Process.here(self.rank, _backend())
-        store.set(f"joined/{self.rank}", json.dumps(asdict(own)))
-        keys = [f"joined/{rank}" for rank in range(self.size)]
-        deadline = time.monotonic() + JOIN_SECONDS
-        try:
-            while not store.check(keys):  # which, unlike wait, lets signals through
-                if time.monotonic() > deadline:
-                    raise _not_joined(f"{_missing(store, keys)} has not joined the others for {JOIN_SECONDS} s")
-                time.sleep(JOIN_PAUSE_SECONDS)
-        except KeyboardInterrupt as error:
-            fix = "run the command again"
-            raise KeyboardInterrupt(f"stopped before {_missing(store, keys)} had joined", "torchrun", fix) from error
-        processes = [Process(**json.loads(store.get(key))) for key in keys]
-        for process in processes:
-            if process.backend != processes[0].backend:
-                what = f"{process} exchanges tensors by {process.backend}, and {processes[0]} by {processes[0].backend}"
-                fix = "let all ranks see the same kind of devices (CUDA_VISIBLE_DEVICES)"
-                raise PeerError(what, "torchrun", fix, is_silent=is_told_elsewhere())
-        return processes
 
     def _lost(self, error: Exception) -> PeerError:
         """Return the error for a failed exchange: what a rank has told, or which one is gone."""
@@ -132,7 +96,7 @@ class Session:
         self.watch.tell({"line": known.line, "exit_code": known.exit_code, "interrupted": is_interrupted})
         if not self.watch.has_word:
             return PeerError(known.line, exit_code=known.exit_code, is_silent=True)
-        if isinstance(known, ResourceError):
+        if isinstance(known, ResourceError) and not isinstance(known, RanksDifferError):
             return PeerError(f"rank {self.rank}: {known.what}", known.where, known.fix)
         return error
 
@@ -176,33 +140,16 @@ def watch_run(path: Path, timeout: float) -> None:
 
 def launch() -> set[str]:
     """Name what has started the ranks; a run that it restarts after a failure goes on in its directory."""
-    return {launcher()} if _current is None else {process.launcher for process in _current.processes}
+    return set() if _current is None else {process.launcher for process in _current.processes}
+
+
+def is_restarted() -> bool:
+    """Whether the ranks were started again after a failure; on several machines, not every launcher counts that."""
+    return _current is not None and any(process.restarts for process in _current.processes)
 
 
 def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-
-
-def _store(hosts: bool = False) -> Store:
-    """Connect to the store of the launch, which torchrun hosts; without torchrun the first rank does.
-
-    What ranks have stored before torchrun has started them again is not seen.
-    """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=hosts, timeout=timedelta(seconds=JOIN_SECONDS), multi_tenant=hosts)
-    return PrefixStore(f"ensemblekit/{num_restarts()}", store)
-
-
-def _missing(store: Store, keys: Sequence[str]) -> str:
-    """Name the ranks that have not joined."""
-    missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-    return f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
-
-
-def _not_joined(what: str) -> ResourceError:
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    fix = "start all of them with torchrun, and let them reach that address"
-    return PeerError(what, where, fix, is_silent=is_told_elsewhere())
 
 
 def _first_line(error: Exception) -> str:

@@ -178,19 +178,29 @@ class Watch:
 
     def failure_elsewhere(self) -> Loss | None:
         """Return why another rank has ended, unless it was only interrupted."""
+        if told := self._told_failure():
+            return told
+        gone = [process for process in self.others if process.has_ended and process.rank not in self._failures()]
+        if gone:
+            self._ask()  # it may have told why just before
+            if told := self._told_failure():
+                return told
         failures = self._failures()
-        for rank, failure in failures.items():
-            if not failure["interrupted"]:
-                return Loss(f"rank {rank}: {failure['line']}", failure["exit_code"], is_told=True)
         for process in self.others:
             seen = self.news[_key(ENDED, process.rank)]
             if process.rank not in failures and str(process) in seen:  # and not one that it has replaced
                 return Loss(seen, rank=process.rank)
-        for process in self.others:
-            if process.rank not in failures and process.has_ended:
+        for process in gone:
+            if process.rank not in failures:
                 what = f"{process} has ended without a word: it was killed or has crashed"
                 self._outgoing[_key(ENDED, process.rank)] = what  # for other machines
                 return Loss(what, rank=process.rank)
+        return None
+
+    def _told_failure(self) -> Loss | None:
+        for rank, failure in self._failures().items():
+            if not failure["interrupted"]:
+                return Loss(f"rank {rank}: {failure['line']}", failure["exit_code"], is_told=True)
         return None
 
     def _find_silence(self, seconds: float) -> Loss | None:
@@ -202,21 +212,21 @@ class Watch:
             what = f"{self.processes[self.rank]} is cut off from the others: the store of torchrun {silent}"
             return Loss(f"{what}; the network fails, or that machine is gone")
         for process in self.others:
-            if now - self.heard[process.rank] > seconds:
+            if self._silent_seconds(process) > seconds:
                 what = f"{process} timed out: no sign of life for {seconds:.0f} s"
                 return Loss(f"{what}; it hangs, its machine is gone, or the network fails", rank=process.rank)
         return None
 
-    def _stop_hanging_ranks(self) -> None:
-        """End processes of this machine that hang, which frees whoever waits for them.
+    def _silent_seconds(self, process: Process) -> float:
+        """Return for how long a rank was silent when the store answered last: it tells nothing of later."""
+        return self.contact - self.heard[process.rank]
 
-        Without an answer of the store nothing is known of the others, except that its host hangs.
-        """
-        now = time.monotonic()
-        has_contact = now - self.contact <= self.timeout
-        suspects = self.others if has_contact else [process for process in self.others if process is self.host]
-        for process in suspects:
-            if now - self.heard[process.rank] > self.timeout and process.is_here and not process.has_ended:
+    def _stop_hanging_ranks(self) -> None:
+        """End processes of this machine that hang, which frees whoever waits for them."""
+        is_host_silent = time.monotonic() - self.contact > self.timeout
+        for process in self.others:
+            hangs = self._silent_seconds(process) > self.timeout or (process is self.host and is_host_silent)
+            if hangs and process.is_here and not process.has_ended:
                 self._outgoing[_key(ENDED, process.rank)] = self.lost.what if self.lost else ""
                 self._ask()  # before its end is noticed
                 with suppress(OSError):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 import zlib
 
-from ensemblekit.core.errors import ResourceError
+from ensemblekit.core.errors import RanksDifferError
 from ensemblekit.data.loading import Batch
 from ensemblekit.ranks.group import Group
 from ensemblekit.training.interruption import StopRequest
 
 SECONDS_BETWEEN = 1.0
 MOST_STEPS = 10_000
-FACTS = ("step", "samples")
+FACTS = {"step": "another step", "samples": "other samples in its batch"}
 
 
 class Meetings:
@@ -60,7 +60,7 @@ class Meetings:
             is_due: whether it is time for a checkpoint, as the clock of this process says.
 
         Raises:
-            ResourceError: a rank is at another step, or has other samples.
+            RanksDifferError: a rank is at another step, or has other samples.
         """
         if self.group.is_alone or step < self._next_step:
             return
@@ -72,8 +72,8 @@ class Meetings:
         for rank, row in enumerate(rows):
             for fact in FACTS:
                 if row[fact] != rows[0][fact]:
-                    what = f"rank {rank} trains on another {fact.removesuffix('s')} than rank 0 at step {step}"
-                    raise ResourceError(what, "training data", "give all ranks the same data, spec and versions")
+                    what = f"rank {rank} differs from rank 0 at step {step}: it has {FACTS[fact]}"
+                    raise RanksDifferError(what, "training data", "give all ranks the same data, spec and versions")
         if signal_number := max(row["signal"] for row in rows):
             self.stop.signal_number = self.stop.signal_number or signal_number
             self._agreed_to_stop = True

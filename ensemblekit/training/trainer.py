@@ -219,6 +219,7 @@ class Trainer:
             facts |= {"device": str(self.device), **machine_facts(), **self.members.whereabouts}
             resumed = [*recorded.get("resumed", ()), facts]
             self.directory.update_environment(data=self.data.fingerprint, resumed=resumed)
+            check_shared(self.directory.path, self.group)
             with self.stop.awaited():
                 if starts_again:
                     self.saver.save(0)

@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,13 +23,16 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+import ensemblekit.api
 from ensemblekit.cli import main
 from ensemblekit.engines.sequential import SequentialEngine
+from ensemblekit.ranks import session
 from ensemblekit.training import trainer
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.saving import Saver
 
 MOMENTS: dict[str, tuple[Any, str]] = {
+    "joining": (session, "launch_store"),
     "start": (trainer, "load_data"),
     "step": (SequentialEngine, "train_step"),
     "evaluation": (Evaluator, "all_metrics"),
@@ -107,42 +111,50 @@ class Launch:
     seconds_after_fault: float | None = None
     errors: list[str] = field(default_factory=list)
     """The lines of all ranks that begin with `error:`."""
+    steps: int = 0
+    """The number of steps of the rank that came furthest."""
 
 
 def run_ranks(
-    arguments: Sequence[str],
+    arguments: Sequence[str] | Callable[[int], Sequence[str]],
     size: int,
     folder: Path,
     prepare: Callable[[int], None] = lambda rank: None,
     restarts: int = 0,
     address: str = "127.0.0.1",
-    store: TCPStore | None = None,
+    make_store: Callable[[str], TCPStore] | None = None,
     follow: Callable[[list[BaseProcess]], None] = lambda processes: None,
 ) -> Launch:
     """Run `ensemblekit` on forked ranks.
 
     Args:
-        arguments: of the command line.
+        arguments: of the command line, or what returns those of a rank.
         size: the number of ranks; one is a process without torchrun.
         folder: where to run it.
         prepare: called with the rank in each process, before the command.
         restarts: how often torchrun has started it before.
         address: where the store listens.
-        store: that of the launch, if it is on another host.
+        make_store: makes that of the launch at an address, if it is on another host.
         follow: called with the processes once they have started.
     """
     (folder / "fault").unlink(missing_ok=True)
     started = time.time()
-    store = store or launch_store(address)
-    environment = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": store.port}
+    environment: dict[str, Any] = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": address}
     environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "TORCHELASTIC_USE_AGENT_STORE": "True"}
     context = get_context("fork")
+    steps, port = context.Array("i", size), context.SimpleQueue()
     processes: list[BaseProcess] = []
     for rank in range(size):
         own = {**environment, "RANK": rank, "LOCAL_RANK": rank} if size > 1 else {}
-        process = context.Process(target=_become_rank, args=(arguments, folder, rank, own, prepare))
-        process.start()
+        given = arguments(rank) if callable(arguments) else arguments
+        process = context.Process(target=_become_rank, args=(given, folder, rank, own, steps, port, prepare))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that other threads exist; the children use none of them
+            process.start()
         processes.append(process)
+    store = (make_store or launch_store)(address)  # after the forks: its threads may hold a lock meanwhile
+    for _ in processes:
+        port.put(store.port)
     follow(processes)
     for process in processes:
         process.join(max(0.0, started + LONGEST_SECONDS - time.time()))
@@ -155,7 +167,14 @@ def run_ranks(
     errors = [line for log in logs for line in log.splitlines() if line.startswith("error:")]
     fault = folder / "fault"
     after = ended - float(fault.read_text()) if fault.exists() else None
-    return Launch(codes, logs, ended - started, after, errors)
+    return Launch(codes, logs, ended - started, after, errors, max(steps))
+
+
+def import_all(folder: Path) -> None:
+    """Train here once, so that ranks that are forked afterwards have nothing to import."""
+    spec = {"data": {"name": "digits", "limit_train": 20, "limit_test": 20}, "model": {"name": "mlp"}}
+    spec |= {"ensemble": {"members": 2}, "training": {"epochs": 1}, "engine": {"name": "sequential", "device": "cpu"}}
+    ensemblekit.api.train(spec, folder / "imports", progress=False)
 
 
 def launch_store(address: str) -> TCPStore:
@@ -164,7 +183,13 @@ def launch_store(address: str) -> TCPStore:
 
 
 def _become_rank(
-    arguments: Sequence[str], folder: Path, rank: int, environment: dict[str, Any], prepare: Callable[[int], None]
+    arguments: Sequence[str],
+    folder: Path,
+    rank: int,
+    environment: dict[str, Any],
+    steps: Any,
+    port: Any,
+    prepare: Callable[[int], None],
 ) -> None:
     log = os.open(folder / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -173,8 +198,11 @@ def _become_rank(
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.update({name: str(value) for name, value in environment.items()})
+    if environment:
+        os.environ["MASTER_PORT"] = str(port.get())
     code: object = 1
     try:
+        _count_steps(steps, rank)
         prepare(rank)
         main(list(arguments))
     except SystemExit as ended:
@@ -183,3 +211,22 @@ def _become_rank(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _count_steps(steps: Any, rank: int) -> None:
+    """Count the steps that this process trains, where its parent sees them."""
+    train_step = SequentialEngine.train_step
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        result = train_step(*arguments, **options)
+        steps[rank] += 1
+        return result
+
+    SequentialEngine.train_step = counted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":  # under torchrun: KIND RANK MOMENT NUMBER FOLDER, and then the command line
+    kind, rank, moment, number, place, *command = sys.argv[1:]
+    if os.environ["RANK"] == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        Fault(kind, int(rank), moment, int(number)).install(Path(place), happenings()[kind])
+    main(command)

@@ -14,6 +14,7 @@ import random
 import select
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Any
 
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-DEVICE = "link"
+DEVICE = "eth0"
 """The name of the network device of every host."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,6 +52,11 @@ class Hosts:
         """The addresses of the hosts that nothing reaches."""
         self.carried = self.dropped = 0
         self._devices: dict[str, int] = {}
+        # torchrun looks up the name of its host
+        self._known_hosts = tempfile.NamedTemporaryFile("w", suffix=".hosts")  # noqa: SIM115
+        lines = [f"{address} host{index}" for index, address in enumerate(self.addresses)]
+        self._known_hosts.write("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        self._known_hosts.flush()
         self._stopped = threading.Event()
         self._link = threading.Thread(target=self._carry, daemon=True)
 
@@ -74,6 +80,7 @@ class Hosts:
             self._link.join()
         for device in self._devices.values():
             os.close(device)
+        self._known_hosts.close()
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
@@ -125,7 +132,8 @@ class Hosts:
     def command(self, index: int, *arguments: str) -> list[str]:
         """Return the command that runs another on a host, with processes of its own."""
         enter = ["ip", "netns", "exec", self.names[index], "unshare", "--uts", "--pid", "--fork", "--kill-child"]
-        script = f'mount -t proc proc /proc && hostname host{index} && exec "$@"'
+        mounts = f"mount -t proc proc /proc && mount --bind {self._known_hosts.name} /etc/hosts"
+        script = f'{mounts} && hostname host{index} && exec "$@"'
         return [*enter, "--mount", "sh", "-c", script, "sh", *arguments]
 
 
