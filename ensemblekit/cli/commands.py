@@ -41,6 +41,7 @@ from ensemblekit.core.streams import (
     reader_is_gone,
 )
 from ensemblekit.core.streams import report as report_line
+from ensemblekit.ranks.launch import check_starts_alone, is_told_elsewhere
 
 INTERRUPTED = 130
 COMPUTING = (
@@ -60,6 +61,8 @@ COMPUTING = (
     "bench",
 )
 """The commands for which freed memory is kept: the process is theirs alone."""
+ON_SEVERAL_RANKS = ("train", "resume")
+"""The commands that torchrun may start several processes of."""
 
 
 class Commands(click.Group):
@@ -105,7 +108,7 @@ class Commands(click.Group):
                 click.echo(error.format_message())
                 return 0
         except click.ClickException as error:
-            return _report(_usage_message(error), error.exit_code)
+            return error.exit_code if is_told_elsewhere() else _report(_usage_message(error), error.exit_code)
         except (KeyboardInterrupt, click.Abort):
             return _report("interrupted; ensemblekit; run the command again", INTERRUPTED)
         except ReaderGone:
@@ -233,7 +236,10 @@ def main(debug: bool) -> None:
       ensemblekit list                 show the installed plugins
       ensemblekit inspect gncl         explain one of them
     """
-    if click.get_current_context().invoked_subcommand in COMPUTING:
+    command = click.get_current_context().invoked_subcommand
+    if command not in ON_SEVERAL_RANKS:
+        check_starts_alone(str(command))
+    if command in COMPUTING:
         from ensemblekit.core.memory import keep_freed_memory
 
         keep_freed_memory()

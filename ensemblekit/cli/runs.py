@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from ensemblekit.cli.options import (
     spec_argument,
 )
 from ensemblekit.cli.robustness import parse_data, print_robustness, robustness_options
-from ensemblekit.core.errors import DataError
-from ensemblekit.training.interruption import stop_requests
+from ensemblekit.core.errors import DataError, EnsemblekitError
+from ensemblekit.ranks.launch import is_replacement, num_ranks
+from ensemblekit.training.interruption import StopRequest, stop_requests
 
 if TYPE_CHECKING:
     from ensemblekit.runs.run import Run
@@ -65,7 +66,8 @@ def train(
     Ctrl-C saves and stops; ensemblekit resume goes on from the very step. A value of --set is read as
     TOML; anything that is not valid TOML is taken as a string.
     """
-    with stop_requests(), ranks_of_torchrun() as is_first:
+    supervise_rank(spec_file, settings)
+    with stop_requests() as stop, ranks_of_torchrun(stop) as is_first:
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress
         from ensemblekit.spec.shipped import find_spec
@@ -82,11 +84,28 @@ def train(
             _print_run(run, quiet, as_json)
 
 
+def supervise_rank(spec_file: Path, settings: Sequence[str] = ()) -> None:
+    """Go on in another process if torchrun has started several and engine.journal is set; this one replaces it."""
+    if num_ranks() == 1:
+        return
+    from ensemblekit.ranks.supervisor import supervise, wants_journal
+    from ensemblekit.spec.shipped import find_spec
+
+    with suppress(EnsemblekitError):  # what is wrong with the spec is told by the process that reads it
+        spec_file = find_spec(spec_file)
+    if wants_journal(spec_file, settings):
+        from ensemblekit import api  # noqa: F401  # once for all: a process that replaces another is ready at once
+
+        supervise()
+
+
 @contextmanager
-def ranks_of_torchrun() -> Iterator[bool]:
+def ranks_of_torchrun(stop: StopRequest) -> Iterator[bool]:
     """Join the other processes of torchrun before anything can fail; yields whether this is the first."""
     from ensemblekit.ranks.session import joined_ranks
 
+    if is_replacement():
+        stop.outcome = ("stopped: the last checkpoint is kept", "torchrun", "continue with: ensemblekit resume RUN")
     with joined_ranks() as group:
         yield group.is_first
 
@@ -131,7 +150,8 @@ def resume(
     The result is bit-identical to that of an uninterrupted run, unless the engine, the device or the machine changes;
     a note says so then. With --epochs a finished run is trained further.
     """
-    with stop_requests() as stop, ranks_of_torchrun() as is_first:
+    supervise_rank(run_path / "spec.toml")
+    with stop_requests() as stop, ranks_of_torchrun(stop) as is_first:
         stop.outcome = ("nothing was changed", str(run_path), "run the command again")
         from ensemblekit import api
         from ensemblekit.display.progress import choose_progress

@@ -131,6 +131,10 @@ class ResourceError(EnsemblekitError):
     exit_code = 7
 
 
+class RanksDifferError(ResourceError):
+    """Processes that should train together do not fit together; all of them raise it."""
+
+
 class PeerError(ResourceError):
     """Another process of the same training has failed or is lost, so that this one ends, too.
 

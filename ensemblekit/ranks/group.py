@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,11 +22,28 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Rejoining:
+    """What a rank that was started again alone has to know."""
+
+    epoch: int
+    step: int
+    """The checkpoint to begin with."""
+    facts: Mapping[str, Any]
+    """What ranks have agreed on before, by name."""
+
+
 class Group:
     """The processes of a training: here only this one. Several are a `ProcessGroup`."""
 
     rank = 0
     size = 1
+    rejoins: Rejoining | None = None
+    """What a rank that was started again alone begins with, until it has caught up with the others' checkpoint."""
+    gives_up: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether this rank is asked to stop, so that it does not wait for one that is started again."""
+    keeps_journal = False
+    """Whether a rank can be started again alone: what follows a checkpoint must depend on that checkpoint only."""
 
     @property
     def is_first(self) -> bool:
@@ -56,6 +74,13 @@ class Group:
     def first(self, value: Any) -> Any:
         """Return the value of rank 0 on all ranks."""
         return self.gather_json(value)[0]
+
+    def agree(self, name: str, value: Any) -> Any:
+        """Return the value of rank 0 on all ranks, also on one that is started again later and asks by this name."""
+        return self.first(value)
+
+    def saved(self, epoch: int, step: int) -> None:
+        """Say on all ranks that rank 0 has written a checkpoint, which a rank that is started again begins with."""
 
 
 ALONE = Group()
@@ -91,7 +116,7 @@ class ProcessGroup(Group):
         """Time in exchanges, waiting for the slowest rank included; on a GPU only until they are queued."""
 
     @contextmanager
-    def _exchange(self, num_bytes: int) -> Iterator[None]:
+    def _counted(self, num_bytes: int) -> Iterator[None]:
         """Count an exchange in which this rank sends so many bytes, and say which rank is lost if it fails."""
         self.exchanges += 1
         self.bytes_sent += num_bytes
@@ -106,7 +131,7 @@ class ProcessGroup(Group):
     def _all_gather(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks, which have the same shape, stacked."""
         received = tensor.new_empty(self.size, *tensor.shape)
-        with self._exchange((self.size - 1) * tensor.numel() * tensor.element_size()):
+        with self._counted((self.size - 1) * tensor.numel() * tensor.element_size()):
             dist.all_gather_into_tensor(received.flatten(), tensor.flatten())
         return received
 
@@ -131,10 +156,10 @@ class ProcessGroup(Group):
         return [part[:size].numpy().tobytes() for part, size in zip(received, sizes, strict=True)]
 
     def gather_tensors(self, tensors: Tensors) -> dict[str, Tensor]:
-        data = b"" if self.is_first else _packed(tensors)
+        data = b"" if self.is_first else packed(tensors)
         sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
         gathered = dict(tensors)
-        with self._exchange(len(data)):
+        with self._counted(len(data)):
             if not self.is_first:
                 dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
                 return gathered
@@ -146,13 +171,14 @@ class ProcessGroup(Group):
 
     def broadcast_tensors(self, tensors: Tensors, source: int) -> dict[str, Tensor]:
         is_source = self.rank == source
-        data = _packed(tensors) if is_source else b""
+        data = packed(tensors) if is_source else b""
         size = max(int(size) for size in self._all_gather(torch.tensor([len(data)])))
         buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
-        with self._exchange(len(data)):
+        with self._counted(len(data)):
             dist.broadcast(buffer, source)
         return dict(tensors) if is_source else tensors_from_bytes(buffer.numpy().tobytes())
 
 
-def _packed(tensors: Tensors) -> bytes:
+def packed(tensors: Tensors) -> bytes:
+    """Return named tensors as bytes in the format of safetensors."""
     return tensors_to_bytes({name: value.detach().cpu().contiguous() for name, value in tensors.items()})

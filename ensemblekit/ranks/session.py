@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
-from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, ResourceError, explain
+from ensemblekit.core.errors import EnsemblekitError, Interrupted, PeerError, RanksDifferError, ResourceError, explain
 from ensemblekit.core.streams import report
 from ensemblekit.ranks.group import ALONE, Group, ProcessGroup
-from ensemblekit.ranks.watch import Process, Watch
+from ensemblekit.ranks.healing import HealingGroup, Meeting
+from ensemblekit.ranks.joining import attempt_store, join, launch_store, named_attempt, not_joined, rejoin
+from ensemblekit.ranks.launch import is_replacement, is_supervised, num_ranks, own_rank
+from ensemblekit.ranks.process import Process
+from ensemblekit.ranks.watch import Loss, Watch
 
-JOIN_SECONDS = 60
-"""How long a rank waits for the others at the start."""
 EXCHANGE_HOURS = 12
 """A rank that gives signs of life may take so long until its next exchange."""
 
@@ -32,73 +30,75 @@ _current: Session | None = None
 class Session:
     """The ranks of a training, from their meeting to their end."""
 
-    def __init__(self) -> None:
-        try:
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            self.store = _store(hosts=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-            timeout = timedelta(seconds=JOIN_SECONDS)
-            dist.init_process_group(_backend(), timeout=timeout, store=self.store, rank=rank, world_size=size)
-        except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT', '')}"
-            fix = "start all of them with torchrun, and let them reach that address"
-            raise ResourceError(f"the ranks did not find each other: {_first_line(error)}", where, fix) from error
-        self.group = ProcessGroup(self._lost)
-        here = Process.here(self.group.rank, local_rank())
-        processes = [Process(**values) for values in self.group.gather_json(asdict(here))]
-        # a connection of its own, because an exchange may block the other
-        self.watch = Watch(_store(), processes, self.group.rank, self._end_at_once)
-        self.group.gather_json(None)  # everybody has given the first sign of life
-        self.watch.start()
-        # public since torch 2.13
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        set_timeout(timedelta(hours=EXCHANGE_HOURS))
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = own_rank(), size
         self.run = "RUN"
         """The directory of the run, once it is known."""
+        hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        try:
+            store = launch_store(hosts=hosts_store and self.rank == 0)
+            own = Process.here(self.rank, _backend())
+            self.processes = rejoin(store, own, size) if is_replacement() else join(store, own, size)
+            attempt = named_attempt(store) if is_replacement() else self.processes[0].token
+            store, own_store = (attempt_store(each, attempt) for each in (store, launch_store()))
+        except (RuntimeError, ValueError) as error:
+            raise not_joined(f"the ranks did not find each other: {_first_line(error)}") from error
+        host = self.processes[0] if hosts_store else None
+        self.watch = Watch(own_store, self.processes, self.rank, self._end_at_once, host)
+        self.watch.start()
+        try:
+            self.group = self._joined(store)
+        except (RuntimeError, ValueError) as error:
+            lost = self._lost(error)
+            self.watch.stop()
+            raise lost from error
+
+    def _joined(self, store: Store) -> ProcessGroup:
+        """Join the others; a process that replaces a lost one catches up with them."""
+        if is_supervised():
+            return HealingGroup(Meeting(store, self.watch, self._join), self._lost, is_new=is_replacement())
+        self._join(store)
+        return ProcessGroup(self._lost)
+
+    def _join(self, store: Store) -> None:
+        timeout = timedelta(hours=EXCHANGE_HOURS)  # before that, the watch ends what hangs
+        dist.init_process_group(_backend(), timeout=timeout, store=store, rank=self.rank, world_size=self.size)
 
     def _lost(self, error: Exception) -> PeerError:
         """Return the error for a failed exchange: what a rank has told, or which one is gone."""
-        reason = self.watch.reason()
-        return self._told_error() or PeerError(reason, fix=self._fix, is_silent=not self.watch.tells_user)
+        return self._peer_error(self.watch.loss())
+
+    def _peer_error(self, loss: Loss) -> PeerError:
+        fix = "" if loss.is_told else self._fix
+        return PeerError(loss.what, fix=fix, exit_code=loss.exit_code, is_silent=not self.watch.has_word)
 
     @property
     def _fix(self) -> str:
+        if not (Path(self.run) / "run.json").exists():
+            return "nothing was saved yet: run the command again"
         return f"the last checkpoint is kept: ensemblekit resume {self.run}, in one process or under torchrun"
 
-    def _told_error(self) -> PeerError | None:
-        """Return what the first other rank that has failed has told; ranks that were only interrupted do not count."""
-        for rank, failure in self.watch.told().items():
-            if rank != self.group.rank and not failure["interrupted"]:
-                line, code = f"rank {rank}: {failure['line']}", int(failure["exit_code"])
-                return PeerError(line, exit_code=code, is_silent=not self.watch.tells_user)
-        return None
-
-    def _end_at_once(self, reason: str) -> None:
-        if self.watch.tells_user:
-            report(f"error: {reason}; {self._fix}")
-        sys.stderr.flush()
-        os._exit(ResourceError.exit_code)
+    def _end_at_once(self, loss: Loss) -> None:
+        error = self._peer_error(loss)
+        if not error.is_silent:
+            report(f"error: {error.line}")
+        os._exit(error.exit_code)
 
     def failure(self, error: BaseException) -> BaseException:
         """Tell the others why this rank fails; returns the error to raise here."""
         if isinstance(error, PeerError):
             return error
-        # whoever is asked to end because another rank has failed reports that failure
         is_interrupted = isinstance(error, Interrupted | KeyboardInterrupt)
-        if is_interrupted and (told := self._told_error() or self._ended_error()):
-            return told
+        # whoever is asked to end because another rank has failed reports that failure
+        if is_interrupted and (loss := self.watch.failure_elsewhere()):
+            return self._peer_error(loss)
         known = error if isinstance(error, EnsemblekitError) else explain(error)
         self.watch.tell({"line": known.line, "exit_code": known.exit_code, "interrupted": is_interrupted})
-        if self.watch.tells_user:
-            if isinstance(known, ResourceError):
-                return PeerError(f"rank {self.group.rank}: {known.what}", known.where, known.fix)
-            return error
-        return PeerError(known.line, exit_code=known.exit_code, is_silent=True)
-
-    def _ended_error(self) -> PeerError | None:
-        told = self.watch.told()
-        if not any(process.has_ended and process.rank not in told for process in self.watch.processes):
-            return None
-        return PeerError(self.watch.reason(), fix=self._fix, is_silent=not self.watch.tells_user)
+        if not self.watch.has_word:
+            return PeerError(known.line, exit_code=known.exit_code, is_silent=True)
+        if isinstance(known, ResourceError) and not isinstance(known, RanksDifferError):
+            return PeerError(f"rank {self.rank}: {known.what}", known.where, known.fix)
+        return error
 
     def close(self, wait: bool) -> None:
         """Leave the others; `wait` for all to be done first."""
@@ -117,10 +117,10 @@ def joined_ranks() -> Iterator[Group]:
         PeerError: another rank has failed or is lost; or this one has, and another tells the user.
     """
     global _current
-    if _current is not None or int(os.environ.get("WORLD_SIZE", "1")) <= 1 or "RANK" not in os.environ:
+    if _current is not None or (size := num_ranks()) == 1:
         yield ALONE if _current is None else _current.group
         return
-    session = _current = Session()
+    session = _current = Session(size)
     try:
         yield session.group
         session.close(wait=True)
@@ -138,35 +138,18 @@ def watch_run(path: Path, timeout: float) -> None:
         _current.run, _current.watch.timeout = str(path), timeout
 
 
-def local_rank() -> int:
-    """Return the number of this rank among those on its machine, which is also the number of its device."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+def launch() -> set[str]:
+    """Name what has started the ranks; a run that it restarts after a failure goes on in its directory."""
+    return set() if _current is None else {process.launcher for process in _current.processes}
 
 
-def launch() -> dict[str, Any]:
-    """Describe the start by torchrun: a run that it restarts after a failure goes on in its directory."""
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    run_id, restarts = (os.environ.get(name, "") for name in names)
-    return {"id": f"{run_id}/{os.getppid()}", "restarts": int(restarts or 0)}
-
-
-def is_told_elsewhere() -> bool:
-    """Whether another process of this machine tells the user about errors before ranks have met."""
-    return _current is None and local_rank() != 0
+def is_restarted() -> bool:
+    """Whether the ranks were started again after a failure; on several machines, not every launcher counts that."""
+    return _current is not None and any(process.restarts for process in _current.processes)
 
 
 def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-
-
-def _store(hosts: bool = False) -> Store:
-    """Connect to the store of the launch, which torchrun hosts; without torchrun the first rank does.
-
-    What ranks have stored before torchrun has started them again is not seen.
-    """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=hosts, timeout=timedelta(seconds=JOIN_SECONDS), multi_tenant=hosts)
-    return PrefixStore(f"ensemblekit/{launch()['restarts']}", store)
 
 
 def _first_line(error: Exception) -> str:

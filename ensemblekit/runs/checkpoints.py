@@ -78,18 +78,18 @@ class Checkpoints:
         self._best, self._best_known = best_position, True
         self._prune(position)
 
-    def load(self, best: bool = False) -> Checkpoint:
+    def load(self, best: bool = False, last: Position | None = None) -> Checkpoint:
         """Load the newest intact checkpoint; those that are damaged are skipped and named in `damage`.
 
-        With `best`, load the best one, or the newest if none is the best.
+        With `best`, load the best one, or the newest if none is the best; later ones than `last` are not looked at.
 
         Raises:
             RunError: no checkpoint is usable, or the best one is lost; no other takes its place.
         """
-        return self._load_best() if best else self._load_newest()
+        return self._load_best() if best else self._load_newest(last)
 
-    def _load_newest(self) -> Checkpoint:
-        positions = self.positions[::-1]
+    def _load_newest(self, last: Position | None) -> Checkpoint:
+        positions = [position for position in self.positions[::-1] if last is None or position <= last]
         for position in positions:
             try:
                 checkpoint = self._verified(position)

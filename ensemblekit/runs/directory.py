@@ -281,15 +281,15 @@ class RunDirectory:
         self._checkpoints.save(checkpoint, best, self._metrics.mark())
         sweep(self.path)
 
-    def load_checkpoint(self, best: bool = False) -> Checkpoint:
+    def load_checkpoint(self, best: bool = False, last: Position | None = None) -> Checkpoint:
         """Load the newest intact checkpoint, or the best one; a damaged one that is skipped is named in `damage`.
 
-        Without any best checkpoint, `best` loads the newest.
+        Without any best checkpoint, `best` loads the newest. Later ones than `last` are not looked at.
 
         Raises:
             RunError: no checkpoint is usable, or the best one is lost.
         """
-        return self._checkpoints.load(best)
+        return self._checkpoints.load(best, last)
 
     @property
     def damage(self) -> list[str]:

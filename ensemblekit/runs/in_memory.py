@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.outputs import KeptOutputs
 
 
@@ -53,7 +54,7 @@ class InMemoryRun(RunDirectory):
         tensors = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
         self._best = replace(checkpoint, tensors=tensors, state=deepcopy(checkpoint.state))
 
-    def load_checkpoint(self, best: bool = False) -> Checkpoint:
+    def load_checkpoint(self, best: bool = False, last: Position | None = None) -> Checkpoint:
         """Return the best checkpoint."""
         assert best, "only the best checkpoint is kept"
         assert self._best is not None

@@ -103,6 +103,11 @@ class EngineSection(Section):
         gt=5,
         description="seconds without a sign of life after which a process of torchrun counts as lost, and all end",
     )
+    journal: bool = Field(
+        False,
+        description="keep what processes of torchrun exchange since the last checkpoint, so that one that was killed "
+        "is started again alone and catches up",
+    )
 
     @field_validator("device")
     @classmethod

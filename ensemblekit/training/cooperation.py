@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ from typing import Any
 import torch
 
 from ensemblekit.core.dataset import DataInfo
-from ensemblekit.core.errors import EnsemblekitError, ResourceError, UsageError
+from ensemblekit.core.errors import EnsemblekitError, RanksDifferError, UsageError
 from ensemblekit.data.loading import Data
 from ensemblekit.members.build import build_network
 from ensemblekit.members.layout import output_layout
+from ensemblekit.members.state import MemberState
 from ensemblekit.ranks.assignment import assign
 from ensemblekit.ranks.group import Group
-from ensemblekit.ranks.session import launch, local_rank
+from ensemblekit.ranks.launch import local_rank
+from ensemblekit.ranks.session import is_restarted, launch
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.manifests import Position
+from ensemblekit.runs.own_files import ENVIRONMENT
 from ensemblekit.spec.sections import NetworkPlan, Spec
+
+SHARED_SECONDS = 5.0
+"""After so long, shared storage shows on one machine what another has written."""
 
 
 def rank_device(device: torch.device, group: Group) -> torch.device:
@@ -43,7 +50,7 @@ def rank_device(device: torch.device, group: Group) -> torch.device:
 
 
 def check_alike(spec: Spec, data: Data, device: torch.device, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one has another spec, data, versions or kind of device."""
+    """Raise a `RanksDifferError` on all ranks if one has another spec, data, versions or kind of device."""
     if group.is_alone:
         return
     facts = {
@@ -59,7 +66,7 @@ def check_alike(spec: Spec, data: Data, device: torch.device, group: Group) -> N
         for fact, value in row.items():
             if value != rows[0][fact]:
                 what = f"rank {rank} has another {fact} than rank 0: {_difference(rows[0][fact], value)}"
-                raise ResourceError(what, "torchrun", "give all ranks the same files, versions and arguments")
+                raise RanksDifferError(what, "torchrun", "give all ranks the same files, versions and arguments")
 
 
 def _difference(first: Any, other: Any) -> str:
@@ -79,34 +86,54 @@ def _items(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield f"{path}{key}", value
 
 
+def check_generators(members: Sequence[MemberState], group: Group) -> None:
+    """Raise a `UsageError` if networks use torch's global random generator: its numbers depend on who else uses it."""
+    for member in members:
+        if member.uses_global_rng and not group.is_alone:
+            what = f'model "{member.model.name}" uses torch\'s global random generator, which differs from rank to rank'
+            fix = "train it in one process, or let its layers sample as docs/writing-plugins.md says"
+            raise UsageError(what, "torchrun", fix)
+
+
 def check_shared(path: Path, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one of them does not see the run directory."""
+    """Raise a `RanksDifferError` on all ranks if one of them does not see what rank 0 has just written to the run."""
     if group.is_alone:
         return
-    group.first(None)  # it is there
-    for rank, is_there in enumerate(group.gather_json((path / "run.json").exists())):
-        if not is_there:
+    written = group.first(_digest(path))
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not (is_shared := _digest(path) == written) and time.monotonic() < deadline:
+        time.sleep(SHARED_SECONDS / 20)
+    for rank, is_seen in enumerate(group.gather_json(is_shared)):
+        if not is_seen:
             what = f"rank {rank} does not see the run directory that rank 0 writes"
-            raise ResourceError(what, str(path), "choose an --out on storage that all ranks share")
+            raise RanksDifferError(what, str(path), "choose a directory on storage that all ranks share")
+
+
+def _digest(path: Path) -> str:
+    """Return a checksum of what a run records about its environment; empty if it is not there."""
+    with suppress(OSError):
+        return sha256((path / ENVIRONMENT).read_bytes()).hexdigest()
+    return ""
 
 
 def check_same_checkpoint(position: Position, group: Group) -> None:
-    """Raise a `ResourceError` on all ranks if one of them has found another checkpoint than rank 0."""
+    """Raise a `RanksDifferError` on all ranks if one of them has found another checkpoint than rank 0."""
     positions = group.gather_json(str(position))
     for rank, found in enumerate(positions):
         if found != positions[0]:
             what = f"rank {rank} found the checkpoint of {found}, and rank 0 that of {positions[0]}"
-            raise ResourceError(what, "run directory", "resume on storage that all ranks share")
+            raise RanksDifferError(what, "run directory", "resume on storage that all ranks share")
 
 
 def run_begun_before(out: str | Path | None, name: str) -> str | None:
     """Return the run directory of processes that torchrun has started again; None if it has not, or there is none."""
-    own = launch()
-    if not own["restarts"]:
+    if not is_restarted():
         return None
+    own = launch()
     for path in [Path(out)] if out else sorted(Path("runs").glob(f"{name}-*")):
         with suppress(EnsemblekitError):
-            if RunDirectory.open(path).environment.get("launch") == own["id"]:
+            # one in common is enough: torchrun may have taken another machine for one that is gone
+            if own & set(RunDirectory.open(path).environment.get("launch", ())):
                 return str(path.absolute())
     return None
 
@@ -119,7 +146,7 @@ def network_ranks(spec: Spec, info: DataInfo, device: torch.device, group: Group
     costs = dict.fromkeys((plan.group.model.key for plan in plans), 1.0)
     if len(costs) > 1 and group.is_first:
         costs = {plan.group.model.key: _step_seconds(plan, spec, info, device) for plan in plans}
-    costs = group.first(costs)
+    costs = group.agree("costs", costs)
     ranks = assign([costs[plan.group.model.key] for plan in plans], group.size)
     return {plan.index: rank for plan, rank in zip(plans, ranks, strict=True)}
 

@@ -44,7 +44,7 @@ class EngineInUse:
         states, seconds_per_step = self.members.networks, {}
         if self.name == "auto":
             seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self.trial()))
-            self.name = fastest(seconds_per_step)
+            self.name = self.settings.group.agree("engine", fastest(seconds_per_step))
         check_engine(self.name, states, self.settings)
         self.objective.hooks.call.engine_chosen(engine=self.name, seconds_per_step=seconds_per_step)
         return seconds_per_step

@@ -38,9 +38,10 @@ class StopRequest:
         finally:
             self.is_awaited = before
 
-    def error(self) -> Interrupted:
-        """Return the error that says what a stop at once leaves behind."""
-        return Interrupted(*self.outcome, exit_code=self.exit_code)
+    def error(self, stopped: KeyboardInterrupt) -> Interrupted:
+        """Return the error that says what a stop at once leaves behind, unless whoever was stopped says it."""
+        what, where, fix = stopped.args if len(stopped.args) == len(self.outcome) else self.outcome
+        return Interrupted(what, where, fix, exit_code=self.exit_code)
 
 
 _current: StopRequest | None = None
@@ -75,7 +76,7 @@ def stop_requests() -> Iterator[StopRequest]:
     try:
         yield request
     except KeyboardInterrupt as error:
-        raise request.error() from error
+        raise request.error(error) from error
     finally:
         _current = None
         for number, previous in before.items():

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 import zlib
 
-from ensemblekit.core.errors import ResourceError
+from ensemblekit.core.errors import RanksDifferError
 from ensemblekit.data.loading import Batch
 from ensemblekit.ranks.group import Group
 from ensemblekit.training.interruption import StopRequest
 
 SECONDS_BETWEEN = 1.0
 MOST_STEPS = 10_000
-FACTS = ("step", "samples")
+FACTS = {"step": "another step", "samples": "other samples in its batch"}
 
 
 class Meetings:
@@ -29,10 +29,15 @@ class Meetings:
 
     def __init__(self, group: Group, stop: StopRequest) -> None:
         self.group, self.stop = group, stop
-        self._agreed_to_stop = self._agreed_to_save = False
+        self._agreed_to_stop = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Meet at the next step; after a checkpoint, so that what follows depends on the checkpoint only."""
+        self._agreed_to_save = False
         self._next_step = 0
-        self._last = time.monotonic()
-        self._last_step = 0
+        self._last: tuple[int, float] | None = None
+        """The step and the time of the last meeting."""
 
     @property
     def must_stop(self) -> bool:
@@ -55,24 +60,25 @@ class Meetings:
             is_due: whether it is time for a checkpoint, as the clock of this process says.
 
         Raises:
-            ResourceError: a rank is at another step, or has other samples.
+            RanksDifferError: a rank is at another step, or has other samples.
         """
         if self.group.is_alone or step < self._next_step:
             return
         samples = zlib.crc32(batch.index.cpu().numpy().tobytes())
-        seconds = (time.monotonic() - self._last) / max(step - self._last_step, 1)
+        now = time.monotonic()
+        seconds = SECONDS_BETWEEN if self._last is None else (now - self._last[1]) / max(step - self._last[0], 1)
         own = {"step": step, "samples": samples, "signal": self.stop.signal_number or 0}
         rows = self.group.gather_json({**own, "due": is_due, "seconds": seconds})
         for rank, row in enumerate(rows):
             for fact in FACTS:
                 if row[fact] != rows[0][fact]:
-                    what = f"rank {rank} trains on another {fact.removesuffix('s')} than rank 0 at step {step}"
-                    raise ResourceError(what, "training data", "give all ranks the same data, spec and versions")
+                    what = f"rank {rank} differs from rank 0 at step {step}: it has {FACTS[fact]}"
+                    raise RanksDifferError(what, "training data", "give all ranks the same data, spec and versions")
         if signal_number := max(row["signal"] for row in rows):
             self.stop.signal_number = self.stop.signal_number or signal_number
             self._agreed_to_stop = True
         self._agreed_to_save = rows[0]["due"]
         # the same on all ranks, because all have the same numbers
-        slowest = max(row["seconds"] for row in rows) if step else SECONDS_BETWEEN
+        slowest = max(row["seconds"] for row in rows)
         self._next_step = step + min(max(int(SECONDS_BETWEEN / max(slowest, 1e-6)), 1), MOST_STEPS)
-        self._last, self._last_step = time.monotonic(), step
+        self._last = step, time.monotonic()

@@ -58,6 +58,8 @@ class Saver:
                 tensors |= partial_epoch.tensors_of(statistics, trainer.device)
                 state[partial_epoch.KEY] = statistics.state()
             self.directory.save_checkpoint(Checkpoint(position.epoch, tensors, state, position.step), best=is_best)
+        trainer.group.saved(position.epoch, position.step)
+        trainer.meetings.begin_anew()
         self.has_saved(position)
         trainer.hooks.call.checkpoint_saved(epoch=position.epoch, step=position.step, path=self.directory.path)
 

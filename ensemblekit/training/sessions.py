@@ -28,6 +28,9 @@ from ensemblekit.training.only_run import only_run_of_process
 from ensemblekit.training.resuming import check_can_go_on, check_was_trained, finished_text
 from ensemblekit.training.trainer import Trainer
 
+RUN = "run"
+"""The name by which ranks agree on the run directory."""
+
 
 def train_new(
     spec: Spec,
@@ -39,8 +42,9 @@ def train_new(
 ) -> RunDirectory:
     """Train a spec with the plugins of a registry in a new run directory; see `ensemblekit.api.train`."""
     with joined_ranks() as group:
-        if begun := group.first(run_begun_before(out, name) if group.is_first else None):
-            return train_on(begun, registry, listeners, loaded=data)  # torchrun has started all processes again
+        if begun := group.agree(RUN, run_begun_before(out, name) if group.is_first else None):
+            # torchrun has started all processes again, or this one alone
+            return train_on(begun, registry, listeners, loaded=data)
         with only_run_of_process(), stop_requests() as stop, _claimed(out, name, group) as directory:
             watch_run(directory.path, spec.engine.rank_timeout)
             Trainer(spec, directory, data, _first_only(listeners, group), stop=stop, group=group).train(registry)
@@ -52,10 +56,10 @@ def train_new(
 def _claimed(out: str | Path | None, name: str, group: Group) -> Iterator[RunDirectory]:
     """Claim a directory for a new run; ranks other than the first follow."""
     if not group.is_first:
-        yield FollowedDirectory(Path(group.first(None)))
+        yield FollowedDirectory(Path(group.agree(RUN, None)))
         return
     with RunDirectory.claim(out) if out else RunDirectory.claim_next(name) as directory:
-        group.first(str(directory.path.absolute()))
+        group.agree(RUN, str(directory.path.absolute()))
         yield directory
 
 
@@ -121,7 +125,8 @@ def _train_on(
     watch_run(path, spec.engine.rank_timeout)
     longer = spec if epochs is None else _lengthened(directory, spec, epochs, registry)
     is_longer = longer.training.epochs != spec.training.epochs
-    if not is_longer and not group.first(directory.needs_training()):
+    # a rank that was started again has to follow the others to the end, even if everything is written
+    if group.rejoins is None and not is_longer and not group.first(directory.needs_training()):
         _tell_finished(directory, listeners)
         return
     overrides = {"engine.name": asked["engine"], "engine.device": asked["device"], "training.epochs": epochs}

@@ -34,6 +34,7 @@ from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.ranks.session import launch
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.runs.manifests import Position
 from ensemblekit.runs.recorder import RunRecorder
 from ensemblekit.spec.checks import check_data
 from ensemblekit.spec.resolution import with_absolute_paths, with_loss_for
@@ -50,6 +51,7 @@ from ensemblekit.training.checks import (
 )
 from ensemblekit.training.cooperation import (
     check_alike,
+    check_generators,
     check_same_checkpoint,
     check_shared,
     network_ranks,
@@ -120,6 +122,8 @@ class Trainer:
         check_alike(spec, self.data, self.device, group)
         self.spec, self.directory = spec, directory
         self.stop = stop or StopRequest()
+        if not group.is_alone:
+            group.gives_up = lambda: self.stop.signal_number is not None
         self.meetings = Meetings(group, self.stop)
         self.recorder = RunRecorder(directory)
         self.methods = [method.model_copy(deep=True) for method in spec.methods]
@@ -164,6 +168,7 @@ class Trainer:
             raise UsageError(what, "data.validation_fraction", "set it to more than 0")
         self.members.check_supported(bf16=self.settings.bf16, single_samples=1 in self.batch_lengths)
         check_members(self.spec, self.objective, self.settings.passes)
+        check_generators(self.members.networks, self.group)
 
     def train(self, registry: Registry) -> None:
         """Train from the beginning; `registry` knows the packages of the plugins.
@@ -189,7 +194,7 @@ class Trainer:
             facts = {"device": str(self.device), "engine": self.engine.name, "engines_measured": seconds_per_step}
             facts |= {"data": self.data.fingerprint, **self.members.whereabouts}
             if not self.group.is_alone:
-                facts["launch"] = launch()["id"]
+                facts["launch"] = sorted(launch())
             with self.stop.awaited():
                 self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
                 check_shared(self.directory.path, self.group)
@@ -224,6 +229,7 @@ class Trainer:
             facts |= {"device": str(self.device), **machine_facts(), **self.members.whereabouts}
             resumed = [*recorded.get("resumed", ()), facts]
             self.directory.update_environment(data=self.data.fingerprint, resumed=resumed)
+            check_shared(self.directory.path, self.group)
             with self.stop.awaited():
                 if starts_again:
                     self.saver.save(0)
@@ -231,7 +237,8 @@ class Trainer:
 
     def _restore_last(self) -> str:
         """Restore everything from the last checkpoint; says from which."""
-        checkpoint = self.directory.load_checkpoint()
+        rejoins = self.group.rejoins
+        checkpoint = self.directory.load_checkpoint(last=Position(rejoins.epoch, rejoins.step) if rejoins else None)
         self.restore(checkpoint)
         self.partial = checkpoint if checkpoint.step else None
         self.saver.has_saved(checkpoint.position)
@@ -286,6 +293,7 @@ class Trainer:
     def _run(self) -> None:
         """Train all epochs that are left, each with a checkpoint, and write the result."""
         num_epochs = self.spec.training.epochs
+        self.group.saved(self.saver.last.epoch, self.saver.last.step)
         self.clock.seconds["start"] += time.perf_counter() - self.started
         devices = () if self.device.type == "cpu" else (self.device,)
         for epoch in range(self.saver.last.epoch + 1, num_epochs + 1):
@@ -445,6 +453,8 @@ class Trainer:
             self.restore(best)
             if best.epoch != epochs:
                 self.hooks.call.notice(text=finishing.kept_best_text(best.epoch, self.selection.best_loss))
+        if self.group.keeps_journal:
+            self.evaluator.forget()  # a rank that is started again knows no outputs either
         self.evaluator.where = self.saver.kept
         self.evaluator.before_batch = lambda: self._stop_if_asked(epochs)
         with self.clock.measure("evaluation"):
