@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from ensemblekit.analysis.ray_cluster import RayCluster, RayShare, connected, sh
 from ensemblekit.analysis.ray_tasks import TOKEN, check_node, checksums
 from ensemblekit.analysis.sweep_events import SweepListener
 from ensemblekit.core.errors import Interrupted, ResourceError, RunError, UsageError
-from ensemblekit.runs.locking import locked
+from ensemblekit.runs.locking import is_locked, locked
 
 PATIENT = '''
+import os
 import time
 from pathlib import Path
 from ensemblekit import Method, hookimpl
+
+PARENT = os.getppid()
 
 class Patient(Method):
     """Trains independently, but waits for a file before each epoch after the second, or fails."""
@@ -35,6 +39,9 @@ class Patient(Method):
             raise ValueError("broken on purpose")
         while epoch > 2 and not Path(f"{self.gate}{epoch}").exists():
             time.sleep(0.05)
+            if os.getppid() != PARENT:  # the task was killed: soon there is a signal to stop, which the first step sees
+                time.sleep(1)
+                break
 '''
 KILLED, FAILING = "killed,seed=0", "failing,seed=0"
 
@@ -80,6 +87,9 @@ class Killer(SweepListener):
         task = int(status.partition("PPid:")[2].split()[0])
         self.begun.append((self.run / "spec.toml").stat().st_mtime_ns)
         os.kill(task if epoch == 2 else training, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while is_locked(self.run / ".lock") and time.monotonic() < deadline:
+            time.sleep(0.05)  # a training process ends by itself once its task is gone
         Path(f"{self.gate}{epoch + 1}").touch()
 
     def notice(self, text):
