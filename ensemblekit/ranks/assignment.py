@@ -20,7 +20,7 @@ def assign(costs: Sequence[float], num_ranks: int) -> list[int]:
     loads = [0.0] * num_ranks
     ranks = [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        ranks[index] = min(range(num_ranks), key=loads.__getitem__)
+        ranks[index] = least_loaded(loads)
         loads[ranks[index]] += costs[index]
     return ranks
 
