@@ -63,8 +63,8 @@ def distinct_rows(
 ) -> tuple[NDArray[np.intp], Floats] | None:
     """Merge equal rows: return the index of one row of each kind, in a fixed order, and the sums of weights.
 
-    A weight of 2 then is the same as a row that is there twice, bit for bit. That is for rows that are all in one
-    batch; of several batches, a row that is there twice takes part in twice as many steps.
+    A weight of 2 then gives results that are bit-identical to those of a row that is there twice. That is for rows that
+    are all in one batch; of several batches, a row that is there twice takes part in twice as many steps.
 
     Args:
         codes: the rows as numbers (N, F).
