@@ -57,7 +57,8 @@ def measured(runs: Rows) -> str:
     """The range of a ratio over the runs, with its unit."""
     unit = _target(runs)[2]
     ratios = sorted(float(run["ratio"]) for run in runs)
-    return f"{ratios[0]:.3g}{unit}" if len(ratios) == 1 else f"{ratios[0]:.3g} to {ratios[-1]:.3g}{unit}"
+    texts = list(dict.fromkeys(f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}" for ratio in ratios))
+    return f"{texts[0]}{unit}" if len(texts) == 1 else f"{texts[0]} to {texts[-1]}{unit}"
 
 
 def judged(runs: Rows) -> str:
