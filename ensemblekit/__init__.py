@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ensemblekit.core.plugin import Combination, Extension, Family, Method, Model
     from ensemblekit.core.ranking import auroc, average_precision
     from ensemblekit.core.seeds import generator
+    from ensemblekit.core.waiting import limit_spinning
     from ensemblekit.core.weights import fit_weights
     from ensemblekit.data.augmentation import Augmentations
     from ensemblekit.data.cache import cache_directory
@@ -134,6 +135,7 @@ __all__ = [
     "hold_out",
     "hookimpl",
     "keep_freed_memory",
+    "limit_spinning",
     "list_runs",
     "load",
     "load_data",
@@ -169,6 +171,7 @@ _HOMES = {
     "core.input_network": "GraphInput InputNetwork",
     "core.losses": "MSE Loss",
     "core.memory": "fits_in_memory keep_freed_memory memory_limit",
+    "core.waiting": "limit_spinning",
     "core.metrics": "Metric",
     "core.dataset": "DataInfo Dataset Prepared Splits",
     "core.plugin": "Combination Extension Family Method Model",

@@ -241,8 +241,10 @@ def main(debug: bool) -> None:
         check_starts_alone(str(command))
     if command in COMPUTING:
         from ensemblekit.core.memory import keep_freed_memory
+        from ensemblekit.core.waiting import limit_spinning
 
         keep_freed_memory()
+        limit_spinning()
 
 
 for module in (

@@ -64,6 +64,17 @@ class Loss(Plugin):
     def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
         return self.per_sample(outputs, self.prepare(outputs, target))
 
+    def value_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss (..., B) and its gradient with respect to the outputs (..., B, C); a new tensor.
+
+        Override it if there is a formula: training steps then do without autograd where the method allows it.
+        """
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.per_sample(leaf, target)
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        return losses.detach(), gradient
+
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         """Compute dᵀ D d (..., B) with D the Hessian of the loss at `at` (B, C) and d a row of `direction` (..., B, C).
 
@@ -214,6 +225,9 @@ class MSE(Loss):
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
         return 0.5 * (outputs - target).square().sum(dim=-1)
 
+    def value_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return self.per_sample(outputs, target), outputs - target
+
     def quadratic_form(self, at: Tensor, target: Tensor, direction: Tensor) -> Tensor:
         return direction.square().sum(dim=-1)  # the Hessian is the identity
 
@@ -279,10 +293,18 @@ class CrossEntropy(Loss):
     )
 
     def per_sample(self, outputs: Tensor, target: Tensor) -> Tensor:
-        if outputs.shape[-1] >= FEW_CLASSES:
-            logs = outputs.log_softmax(dim=-1)
-        else:
-            logs = outputs.transpose(-1, -2).log_softmax(dim=-2).transpose(-1, -2)
+        return self._of_logs(_log_softmax(outputs), target)
+
+    def value_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logs = _log_softmax(outputs)
+        num_classes = outputs.shape[-1]
+        # a comparison instead of scatter: it also works on the meta device, and is deterministic everywhere
+        wanted = (target.unsqueeze(-1) == torch.arange(num_classes, device=target.device)).to(outputs.dtype)
+        if self.label_smoothing:
+            wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / num_classes
+        return self._of_logs(logs, target), logs.exp().sub_(wanted)
+
+    def _of_logs(self, logs: Tensor, target: Tensor) -> Tensor:
         if not self.label_smoothing:
             return -pick(logs, target)
         return -(1 - self.label_smoothing) * pick(logs, target) - self.label_smoothing * logs.mean(dim=-1)
@@ -370,6 +392,12 @@ def _load_forward_rules() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
+
+
+def _log_softmax(outputs: Tensor) -> Tensor:
+    if outputs.shape[-1] >= FEW_CLASSES:
+        return outputs.log_softmax(dim=-1)
+    return outputs.transpose(-1, -2).log_softmax(dim=-2).transpose(-1, -2)
 
 
 def inner_probabilities(probabilities: Tensor) -> Tensor:

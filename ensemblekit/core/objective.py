@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ensemblekit.core.closed_form import linear_terms_of, linear_value_and_gradient
 from ensemblekit.core.errors import DataError, NumericError, PluginError
 from ensemblekit.core.hooks import PredictionDefaults, RunHooks, describe_value, not_finite
 from ensemblekit.core.losses import Loss
@@ -230,6 +231,38 @@ class Objective:
             what = f"nothing can be learned: the losses that {self._names} returns do not depend on the outputs"
             raise PluginError(what, "member_loss and ensemble_loss", "remove detach(), no_grad() or item() from them")
         return per_sample.mean()
+
+    def value_and_gradient(
+        self,
+        outputs: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        ensemble_size: int | None = None,
+        members: Tensor | None = None,
+        moment: Moment = START,
+        mix: Mix | None = None,
+        importance: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the objective of a batch like a call, and its gradient (R, B, W) with respect to the outputs.
+
+        Where the objective is linear in losses that know their gradient, no hook is called.
+        """
+        terms = self._linear_terms(ensemble_size or len(outputs)) if self._linear_terms and mix is None else None
+        if terms is not None and (ensemble_size is None or not terms[1]):
+            if weights is not None:
+                _check_weights(weights, (outputs.shape[1], len(outputs)))
+            prepared = self.loss.prepare(outputs, target)
+            return linear_value_and_gradient(terms, self.loss, outputs.detach(), prepared, weights, importance)
+        leaf = outputs.detach().requires_grad_()
+        value = self(leaf, target, weights, ensemble_size, members, moment, mix, importance)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        return value.detach(), gradient
+
+    @cached_property
+    def _linear_terms(self) -> Callable[[int], tuple[float, float] | None] | None:
+        """Factors of the losses in an objective that is linear in them; None if outputs are more than predictions."""
+        has_more = self.layout is not None and (self.layout.auxiliary or self.layout.extras)
+        return None if has_more or self.member_losses else linear_terms_of(self.methods, self.loss)
 
     def _per_sample(self, arguments: dict[str, Any], weights: Tensor | None) -> Tensor:
         """Compute the objective of each sample (B,)."""

@@ -174,6 +174,15 @@ class Method(Plugin):
         """
         return None
 
+    def linear_terms(self, num_members: int) -> tuple[float, float] | None:
+        """Return (a, b) if the objective of a sample is a Σ_i w_i l(h_i, y) + b l(f, y); None if it is not.
+
+        The w_i are sample weights, f is the mean of the outputs, and M is `num_members`. Training then takes the
+        gradient of the loss from its formula and does not call the hooks, which is faster for tiny members. The hooks
+        must say the same: the contract kit compares them.
+        """
+        return None
+
     def required_members(self) -> int | None:
         """Return the number of members that the method's parameters imply; None if any number is possible."""
         return None

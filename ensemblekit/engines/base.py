@@ -116,7 +116,8 @@ class Engine(Backend):
         If `is_apart`, members of other processes are not waited for: the objective is then that of each part here (P,),
         and the outputs are those of the members here; `collect` completes both.
         """
-        batch = replace(batch, inputs=self.arrange(batch.inputs))
+        if (arranged := self.arrange(batch.inputs)) is not batch.inputs:
+            batch = replace(batch, inputs=arranged)
         for member in self.learning_elsewhere:
             member.steps += 1
         if not (self.is_apart or (self.objective.separable and self.separates)):

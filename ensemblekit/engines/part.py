@@ -50,7 +50,7 @@ class Part(Backend):
         """The buffers of the networks."""
 
     @abstractmethod
-    def gradient_rows(self) -> list[Tensor]:
+    def gradient_rows(self) -> Sequence[Tensor]:
         """Return the gradients of the learned parameters, each (K, …)."""
 
     @abstractmethod

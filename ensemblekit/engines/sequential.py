@@ -48,7 +48,7 @@ class MemberPart(Part):
     def buffers(self) -> list[Tensor]:
         return list(self.network.buffers())
 
-    def gradient_rows(self) -> list[Tensor]:
+    def gradient_rows(self) -> Sequence[Tensor]:
         return [gradient.unsqueeze(0) for gradient in self.gradients]
 
     def forward(self, batch: Batch, step: int) -> Tensor:

@@ -1,11 +1,13 @@
 """Members of one architecture as one network with stacked parameters.
 
-Fastest where the overhead of many small operations dominates: tiny members on a CPU, most members on a GPU.
+Fastest where the overhead of many small operations dominates: tiny members on a CPU, most members on a GPU. On a CPU,
+stacks of few parameters are computed by a single thread, which never waits for another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 
 import torch
@@ -15,8 +17,10 @@ from ensemblekit.core.misuse import find_misuse
 from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
+from ensemblekit.core.threads import one_thread
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine
+from ensemblekit.engines.explicit_chain import ExplicitChain, explicit_chain
 from ensemblekit.engines.part import Part, Samples, at_least_float32, backpropagate, sum_gradients
 from ensemblekit.engines.sequential import MemberPart
 from ensemblekit.engines.settings import EngineSettings
@@ -30,6 +34,10 @@ from ensemblekit.members.stochastic import (
     stochastic_layers,
     stochastic_pass,
 )
+
+PARAMETERS_FOR_THREADS = 200_000
+"""A stack with fewer parameters is computed by one thread on a CPU: several would gain little on an idle machine, and
+on a busy one they would wait for each other at the end of each operation."""
 
 
 class Stack(Part):
@@ -60,6 +68,18 @@ class Stack(Part):
         """Whether all members have the same inputs in training."""
         self.network = StackedNetwork(self.skeleton)
         self.call = torch.compile(self.network.__call__) if settings.compile else self.network.__call__
+        self.chain = self._explicit_chain()
+        """Computes training steps without autograd, if the network allows it."""
+        self.chain_has_run = False
+        """Whether it has computed the last outputs."""
+        self.num_outputs = 0
+
+    def _explicit_chain(self) -> ExplicitChain | None:
+        settings = self.settings
+        if self.frozen or settings.compile or settings.bf16 or settings.recompute:
+            return None
+        gradients = None if self.objective.members.have_second_inputs else self.parameters.gradients()
+        return None if gradients is None else explicit_chain(self.network, self.tensors, gradients)
 
     def _stack_tensors(self) -> dict[str, Tensor]:
         """Stack parameters and buffers to (K, …) by name, and give those that are learned to an optimizer."""
@@ -98,8 +118,8 @@ class Stack(Part):
     def buffers(self) -> list[Tensor]:
         return [self.tensors[name] for name in self.buffer_names]
 
-    def gradient_rows(self) -> list[Tensor]:
-        return list(self.gradients)
+    def gradient_rows(self) -> Sequence[Tensor]:
+        return self.gradients
 
     def forward(self, batch: Batch, step: int) -> Tensor:
         if self.frozen:
@@ -119,6 +139,12 @@ class Stack(Part):
         return self._forward(self.second_inputs, self.step, in_second_pass=True)
 
     def _forward(self, inputs: Tensor, step: int, in_second_pass: bool) -> Tensor:
+        self.chain_has_run = self.chain is not None and self.chain.accepts(inputs, self.shared)
+        if self.chain is not None and self.chain_has_run:
+            self._prepare(step, in_second_pass)
+            outputs = self.chain.forward(inputs, self.shared)
+            self.num_outputs = outputs.shape[-1]
+            return pad(outputs, self.settings.width)
         keep_graph = not self.settings.recompute
         with torch.set_grad_enabled(keep_graph):
             outputs = self.attached_outputs(inputs, step, in_second_pass)
@@ -128,12 +154,16 @@ class Stack(Part):
 
     def attached_outputs(self, inputs: Tensor, step: int, in_second_pass: bool = False) -> Tensor:
         """Compute the outputs (K, B, C) in training mode, attached to the graph of the parameters."""
+        self._prepare(step, in_second_pass)
+        with self.settings.autocast():
+            return pad(self.call(self.tensors, inputs, self.shared), self.settings.width)
+
+    def _prepare(self, step: int, in_second_pass: bool) -> None:
+        """Prepare the layers for a training step."""
         if not self.skeleton.training:
             self.skeleton.train()
         self.step, self.in_second_pass = step, in_second_pass
         self._set_training_step(self.tensors)
-        with self.settings.autocast():
-            return pad(self.call(self.tensors, inputs, self.shared), self.settings.width)
 
     def _set_training_step(self, tensors: dict[str, Tensor]) -> None:
         for name in self.step_names:
@@ -143,6 +173,10 @@ class Stack(Part):
 
     def backward(self, gradient: Tensor) -> None:
         if self.frozen:
+            return
+        if self.chain is not None and self.chain_has_run:
+            self.chain.backward(gradient[..., : self.num_outputs])
+            self.gradients = self.parameters.gradient_views
             return
         outputs = self.outputs
         if outputs is None:
@@ -197,6 +231,13 @@ class StackedEngine(Engine):
     # a stack's parts are few, and the objective of all of them at once takes fewer operations
     separates = False
 
+    def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
+        super().__init__(members, objective, settings)
+        num_parameters = sum(value.numel() for member in self.members for value in member.network.parameters())
+        is_small = settings.device.type == "cpu" and num_parameters < PARAMETERS_FOR_THREADS
+        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if is_small else nullcontext
+        """Over how many threads torch spreads an operation."""
+
     @classmethod
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
         for member in members:
@@ -222,8 +263,18 @@ class StackedEngine(Engine):
             return MemberPart(members, self.objective, self.settings)
         return Stack(members, self.objective, self.settings)
 
+    def _predict_here(self, inputs: Tensor, samples: Samples | None) -> Tensor:
+        with self.threads():
+            return super()._predict_here(inputs, samples)
+
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
+    ) -> tuple[Tensor, Tensor]:
+        with self.threads():
+            return self._train_step(batch, weights, learning_rate, step, moment)
+
+    def _train_step(
+        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment
     ) -> tuple[Tensor, Tensor]:
         if not self.settings.group.is_alone:
             return super().train_step(batch, weights, learning_rate, step, moment)
@@ -232,8 +283,10 @@ class StackedEngine(Engine):
         has_second_pass = hooks.have_second_inputs or hooks.have_second_weights
         if others or not isinstance(stack, Stack) or stack.frozen or self.settings.recompute or has_second_pass:
             return super().train_step(batch, weights, learning_rate, step, moment)
+        if stack.chain is not None and stack.chain.accepts(batch.inputs, stack.shared):
+            return super().train_step(batch, weights, learning_rate, step, moment)
         # A shortcut of the step algorithm for a single stack: one backward pass from the objective to the parameters,
-        # without a leaf in between. It saves about ten operations a step (benchmark rows tiny-16 and tiny-64).
+        # without a leaf in between. It saves about ten operations a step.
         outputs = at_least_float32(stack.attached_outputs(stack.views(batch.inputs, step), step))
         value = self.objective(
             outputs, batch.targets, weights, None, stack.indices, moment, batch.mix, batch.importance

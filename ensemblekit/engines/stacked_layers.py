@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -38,15 +39,15 @@ class StackedNetwork:
     """Computes K members at once. Its layers follow the `training` flag of the skeleton's layers."""
 
     def __init__(self, skeleton: nn.Module) -> None:
-        self.layers: list[_Part] = []
+        self.layers: list[StackedLayer] = []
         for name, layer in _leaves(skeleton, ""):
             part = _stacked_layer(name, layer)
             if part is not None:
                 self.layers.append(part)
-            elif self.layers and isinstance(last := self.layers[-1], _Vmapped) and last.accepts(layer):
+            elif self.layers and isinstance(last := self.layers[-1], VmappedLayers) and last.accepts(layer):
                 last.add(name, layer)
             else:
-                self.layers.append(_Vmapped(name, layer))
+                self.layers.append(VmappedLayers(name, layer))
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool = True) -> Tensor:
         """Compute outputs (K, B, C) for inputs (B, …), or, if they are not shared, for (K, B, …) of each member."""
@@ -69,7 +70,7 @@ class StackedNetwork:
 
     def vmapped_layers(self) -> list[str]:
         """Return the kinds of layers that `torch.func.vmap` computes."""
-        layers = [layer for part in self.layers if isinstance(part, _Vmapped) for layer in part.layers.values()]
+        layers = [layer for part in self.layers if isinstance(part, VmappedLayers) for layer in part.layers.values()]
         return list(dict.fromkeys(type(layer).__name__.lstrip("_") for layer in layers))
 
 
@@ -82,24 +83,24 @@ def _leaves(network: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _leaves(layer, f"{name}.{child}".lstrip("."))
 
 
-def _stacked_layer(name: str, layer: nn.Module) -> _Part | None:
+def _stacked_layer(name: str, layer: nn.Module) -> StackedLayer | None:
     if layer._forward_hooks or layer._forward_pre_hooks:
         return None
     if type(layer) in ELEMENTWISE:
-        return _Elementwise(layer)
+        return StackedElementwise(layer)
     if type(layer) is nn.Flatten and layer.start_dim == 1 and layer.end_dim == -1:
-        return _Flatten()
+        return StackedFlatten()
     if type(layer) is nn.Linear:
-        return _Linear(name, layer)
+        return StackedLinear(name, layer)
     if type(layer) is Dropout:
-        return _Dropout(name, layer)
+        return StackedDropout(name, layer)
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d):
         has_statistics = layer.track_running_stats and layer.momentum is not None
-        return _BatchNorm(name, layer) if has_statistics else None
+        return StackedBatchNorm(name, layer) if has_statistics else None
     return None
 
 
-class _Part(ABC):
+class StackedLayer(ABC):
     """(tensors, inputs, shared) → outputs; inputs are (B, …) for all members if `shared`, else (K, B, …)."""
 
     stacks: ClassVar[bool] = True
@@ -111,7 +112,9 @@ class _Part(ABC):
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor: ...
 
 
-class _Elementwise(_Part):
+class StackedElementwise(StackedLayer):
+    """An activation."""
+
     stacks = False
 
     def __init__(self, layer: nn.Module) -> None:
@@ -125,14 +128,16 @@ class _Elementwise(_Part):
         return outputs
 
 
-class _Flatten(_Part):
+class StackedFlatten(StackedLayer):
+    """Turns samples into vectors."""
+
     stacks = False
 
     def __call__(self, tensors: Tensors, inputs: Tensor, shared: bool) -> Tensor:
         return inputs.flatten(1 if shared else 2)
 
 
-class _Linear(_Part):
+class StackedLinear(StackedLayer):
     """Weights times samples in columns: outputs (K, B, O) lie in memory as (K, O, B), which suits batch norm."""
 
     def __init__(self, name: str, layer: nn.Linear) -> None:
@@ -155,7 +160,7 @@ class _Linear(_Part):
         return outputs.unflatten(1, inputs.shape[0 if shared else 1 : -1])
 
 
-class _BatchNorm(_Part):
+class StackedBatchNorm(StackedLayer):
     """The channels of all members as those of one batch norm."""
 
     def __init__(self, name: str, layer: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
@@ -173,26 +178,18 @@ class _BatchNorm(_Part):
         if inputs.ndim == 3:  # a batch of vectors as one row of pixels in each channel
             rows = inputs.transpose(1, 2).flatten(0, 1).unsqueeze(0)
             learning = self.layer.training and rows.shape[2] > 1
-            outputs = self._normalised_rows(tensors, rows) if learning else self._normalised(tensors, rows)
+            outputs = self.rows(tensors)(rows)[0] if learning else self._normalised(tensors, rows)
             return outputs.view(num_members, num_channels, -1).transpose(1, 2)
         outputs = self._normalised(tensors, inputs.transpose(0, 1).flatten(1, 2))
         return outputs.unflatten(1, (num_members, num_channels)).transpose(0, 1)
 
-    def _normalised_rows(self, tensors: Tensors, rows: Tensor) -> Tensor:
-        """Normalise (1, K * C, B) in training, as a group norm of one channel each: twice as fast as batch_norm."""
+    def rows(self, tensors: Tensors) -> NormalisedRows:
+        """Return what normalises the channels of all members as rows."""
         mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
-        _, num_channels, batch = rows.shape
-        eps, momentum = self.layer.eps, self.layer.momentum
-        outputs, means, inverse_deviations = torch.native_group_norm(
-            rows, weight, bias, 1, num_channels, batch, num_channels, eps
-        )
         assert mean is not None
         assert variance is not None
-        assert momentum is not None
-        variances = inverse_deviations.detach().view(-1).pow(-2).sub_(eps)
-        mean.lerp_(means.detach().view(-1), momentum)
-        variance.lerp_(variances.mul_(batch / (batch - 1)), momentum)
-        return outputs
+        assert self.layer.momentum is not None
+        return NormalisedRows(mean, variance, weight, bias, self.layer.eps, self.layer.momentum)
 
     def _normalised(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
@@ -201,7 +198,32 @@ class _BatchNorm(_Part):
         return functional.batch_norm(inputs, mean, variance, weight, bias, training, momentum, eps)
 
 
-class _Dropout(_Part):
+@dataclass(frozen=True)
+class NormalisedRows:
+    """Normalises (1, K * C, B) in training, as a group norm of one channel each: twice as fast as batch_norm."""
+
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    momentum: float
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs, and the means and the inverse standard deviations of the rows; updates the statistics."""
+        _, num_channels, batch = rows.shape
+        outputs, means, inverse_deviations = torch.native_group_norm(
+            rows, self.weight, self.bias, 1, num_channels, batch, num_channels, self.eps
+        )
+        variances = inverse_deviations.detach().view(-1).pow(-2).sub_(self.eps)
+        self.mean.lerp_(means.detach().view(-1), self.momentum)
+        self.variance.lerp_(variances.mul_(batch / (batch - 1)), self.momentum)
+        return outputs, means, inverse_deviations
+
+
+class StackedDropout(StackedLayer):
+    """Dropout with random numbers of each member's own."""
+
     stochastic = True
 
     def __init__(self, name: str, layer: Dropout) -> None:
@@ -222,7 +244,7 @@ class _Dropout(_Part):
         return torch.where(numbers >= self.layer.p, inputs / (1 - self.layer.p), 0)
 
 
-class _Vmapped(_Part):
+class VmappedLayers(StackedLayer):
     """Consecutive layers of other kinds, stacked by `torch.func.vmap`."""
 
     def __init__(self, name: str, layer: nn.Module) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor
 
 from ensemblekit.core.objective import START, Moment, Objective
@@ -85,13 +84,12 @@ def training_step(
     def gradient_at(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs = backend.gather(outputs)
         # predictions of frozen members may be inference tensors, which cannot require a gradient
-        leaf = (outputs.clone() if outputs.is_inference() else outputs).requires_grad_()
+        outputs = outputs.clone() if outputs.is_inference() else outputs
         with backend.objective_context():
-            value = objective(
-                leaf, batch.targets, weights, ensemble_size, backend.indices, moment, batch.mix, batch.importance
+            value, gradient = objective.value_and_gradient(
+                outputs, batch.targets, weights, ensemble_size, backend.indices, moment, batch.mix, batch.importance
             )
-            (gradient,) = torch.autograd.grad(value, leaf)
-        return value.detach(), leaf.detach(), backend.scatter(gradient)
+        return value, outputs, backend.scatter(gradient)
 
     value, outputs, gradient = gradient_at(backend.forward(batch, step))
     if objective.members.have_second_inputs:

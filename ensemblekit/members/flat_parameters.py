@@ -55,16 +55,34 @@ class FlatParameters:
         """The tensors that the optimizer sees: the flat one, or each parameter."""
         self.optimizer = optimizer.build(self.optimized)
         self.per_tensor = optimizer.per_tensor_state
+        self.flat_gradient: Tensor | None = None
+        self.gradient_views: list[Tensor] = []
+
+    def gradients(self) -> dict[str, Tensor] | None:
+        """Return memory for the gradients, by name, that `step` need not copy; None if there is no flat tensor.
+
+        A step with `gradient_views` uses what was written there.
+        """
+        if self.layout is None:
+            return None
+        self.flat_gradient = torch.zeros_like(self.optimized[0], requires_grad=False)
+        views = self.layout.split(self.flat_gradient)
+        self.gradient_views = list(views.values())
+        return views
 
     def step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         """Take one step with the gradients of the tensors, in their order."""
-        joined = [self.layout.join(gradients)] if self.layout else gradients
+        if gradients is self.gradient_views and self.flat_gradient is not None:
+            joined: Sequence[Tensor] = [self.flat_gradient]
+        else:
+            joined = [self.layout.join(gradients)] if self.layout else gradients
         for value, gradient in zip(self.optimized, joined, strict=True):
             value.grad = gradient
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for value in self.optimized:
+            value.grad = None
 
     def state(self) -> OptimizerState:
         """Return the optimizer's state of each parameter; empty before the first step."""

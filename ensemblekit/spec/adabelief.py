@@ -55,18 +55,18 @@ class AdaBelief(torch.optim.Optimizer):
         self.weight_decouple, self.fixed_decay = weight_decouple, fixed_decay
         self.rectify, self.degenerated_to_sgd = rectify, degenerated_to_sgd
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step for every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, self._state(parameter, group), group)
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._update(parameter, parameter.grad, self._state(parameter, group), group)
         return loss
+
+    # torch wraps `step` of every optimizer for its profiler, which takes as long as a step of a tiny network
+    step.hooked = True  # type: ignore[attr-defined]
 
     def _state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -142,6 +142,23 @@ class ObjectiveChecks(MethodFixture):
                 "let separable() return False, or use num_members for M instead of len(outputs)",
             )
 
+    @check("linear terms agree with the hooks", needs=NEEDS)
+    def linear(self) -> None:
+        """Where a method says that its objective is linear in losses, training uses their formula instead of hooks."""
+        outputs, target = self.outputs(), self.target()
+        random = generator(0, "contract", "weights")
+        weights = torch.rand(BATCH, self.members, generator=random, dtype=torch.float64)
+        value, gradient = _value_and_gradient(lambda leaf: self.objective(leaf, target, weights), outputs)
+        quick_value, quick_gradient = self.objective.value_and_gradient(outputs, target, weights)
+        wrong = mismatch(quick_value, value, ROUNDING) or mismatch(quick_gradient, gradient, ROUNDING)
+        if wrong:
+            raise self.violation(
+                "the objective and the gradient that the hooks give",
+                f"linear_terms gives {wrong}",
+                "linear_terms",
+                "correct it, or let it return None",
+            )
+
 
 def _value_and_gradient(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
     """The value and gradient of a scalar function; the gradient of a constant is zero."""

@@ -18,6 +18,9 @@ class EndToEnd(Method):
     paper = "Dutt et al. 2017, Coupled Ensembles of Neural Networks; GNCL with lambda = 1"
     formula = "l(f, y)"
 
+    def linear_terms(self, num_members: int) -> tuple[float, float]:
+        return 0.0, 1.0
+
     @hookimpl
     def member_loss(self, outputs: Tensor) -> Tensor:
         return outputs.new_zeros(outputs.shape[:2])

@@ -63,6 +63,9 @@ class GNCL(Method):
     def separable(self) -> bool:
         return self.lam == 0
 
+    def linear_terms(self, num_members: int) -> tuple[float, float] | None:
+        return ((1 - self.lam) / num_members, self.lam) if self.mode == "upper" else None
+
     @hookimpl
     def member_loss(self, outputs: Tensor, combined: Tensor, target: Tensor, loss: Loss, num_members: int) -> Tensor:
         losses = loss(outputs, target)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.engines.explicit_chain import explicit_chain
 from ensemblekit.engines.stacked_layers import StackedNetwork
 from ensemblekit.members.stochastic import make_reproducible, set_training_step, stochastic_layers
 
@@ -145,3 +146,47 @@ def test_batch_norm_refuses_to_learn_from_one_sample_as_it_does_unstacked():
         network(torch.randn(1, 5))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         StackedNetwork(network)(stacked([network] * K), torch.randn(1, 5))
+
+
+CHAINS = ("linear", "linear alone", "no bias", "batch norm", "batch norm of plain statistics", "dropout", "nested")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("case", CHAINS)
+def test_explicit_gradients_and_statistics_are_those_of_autograd(case, shared):
+    make, shape, _ = NETWORKS[case]
+    networks = members(make)
+    inputs = torch.randn(*(() if shared else (K,)), B, *shape, dtype=torch.float64)
+    skeleton = deepcopy(networks[0]).train()
+    call = StackedNetwork(skeleton)
+    names = [name for name, _ in networks[0].named_parameters()]
+    by_graph, by_formula = stacked(networks), stacked(networks)
+    outputs = call({name: by_graph[name].requires_grad_(name in names) for name in by_graph}, inputs, shared)
+    slopes = torch.randn_like(outputs)
+    expected = torch.autograd.grad(outputs, [by_graph[name] for name in names], slopes)
+    gradients = {name: torch.full_like(by_formula[name], torch.nan) for name in names}
+    for layer in stochastic_layers(skeleton):
+        layer.calls = 0
+    chain = explicit_chain(call, by_formula, gradients)
+    assert chain is not None
+    assert chain.accepts(inputs, shared)
+    torch.testing.assert_close(chain.forward(inputs, shared), outputs.detach(), rtol=1e-12, atol=1e-12)
+    chain.backward(slopes)
+    torch.testing.assert_close(list(gradients.values()), list(expected), rtol=1e-10, atol=1e-12)
+    for name, _ in networks[0].named_buffers():
+        torch.testing.assert_close(by_formula[name], by_graph[name])
+
+
+@pytest.mark.parametrize("case", sorted(NETWORKS.keys() - {*CHAINS, "rows of vectors"}))
+def test_networks_with_other_layers_are_left_to_autograd(case):
+    networks = members(NETWORKS[case][0])
+    assert explicit_chain(StackedNetwork(networks[0]), stacked(networks), {}) is None
+
+
+def test_an_explicit_chain_takes_vectors_and_more_than_one_of_them():
+    network = NETWORKS["rows of vectors"][0]()
+    chain = explicit_chain(StackedNetwork(network), stacked([network]), {})
+    assert chain is not None
+    assert not chain.accepts(torch.zeros(B, 3, 5), shared=True)
+    assert not chain.accepts(torch.zeros(1, 5), shared=True)
+    assert chain.accepts(torch.zeros(2, 5), shared=True)
