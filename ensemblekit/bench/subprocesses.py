@@ -1,7 +1,7 @@
 """A contestant in a process of its own, which is idle except in its turn.
 
-The hand-written loop is measured like this: the command line tells malloc to keep freed memory and threads to spin less,
-for its whole process, and a hand-written loop would not have these advantages.
+The hand-written loop is measured like this: the command line tells malloc to keep freed memory, and threads to spin
+less, for its whole process, and a hand-written loop would not have these advantages.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ class SubprocessContestant:
         context = multiprocessing.get_context("spawn")
         self.connection, child_connection = context.Pipe()
         self.process = context.Process(target=_serve, args=(child_connection, make), daemon=True)
-        with (
-            default_spinning(),
-            _ignoring_interrupts(),
-        ):  # which the child inherits: Ctrl-C is handled by the parent alone
+        # the child inherits both: Ctrl-C is handled by the parent alone
+        with default_spinning(), _ignoring_interrupts():
             self.process.start()
         child_connection.close()
 

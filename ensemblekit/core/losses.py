@@ -297,12 +297,16 @@ class CrossEntropy(Loss):
 
     def value_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logs = _log_softmax(outputs)
-        num_classes = outputs.shape[-1]
-        # a comparison instead of scatter: it also works on the meta device, and is deterministic everywhere
-        wanted = (target.unsqueeze(-1) == torch.arange(num_classes, device=target.device)).to(outputs.dtype)
-        if self.label_smoothing:
-            wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / num_classes
-        return self._of_logs(logs, target), logs.exp().sub_(wanted)
+        index = target.expand(logs.shape[:-1]).unsqueeze(-1)
+        of_target = logs.gather(-1, index)
+        smoothing = self.label_smoothing
+        # q_c - 1 for the true class without cancellation
+        slopes = logs.exp().scatter_(-1, index, of_target.expm1())
+        if not smoothing:
+            return of_target.squeeze(-1).neg_(), slopes
+        evenly = smoothing / outputs.shape[-1]
+        slopes = slopes.sub_(evenly).scatter_add_(-1, index, torch.full_like(of_target, smoothing))
+        return self._of_logs(logs, target), slopes
 
     def _of_logs(self, logs: Tensor, target: Tensor) -> Tensor:
         if not self.label_smoothing:

@@ -189,7 +189,7 @@ class StackedBatchNorm(StackedLayer):
         assert mean is not None
         assert variance is not None
         assert self.layer.momentum is not None
-        return NormalisedRows(mean, variance, weight, bias, self.layer.eps, self.layer.momentum)
+        return NormalisedRows(mean.view(1, -1), variance.view(1, -1), weight, bias, self.layer.eps, self.layer.momentum)
 
     def _normalised(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         mean, variance, weight, bias = (tensors[name].view(-1) if name in tensors else None for name in self.names)
@@ -215,9 +215,10 @@ class NormalisedRows:
         outputs, means, inverse_deviations = torch.native_group_norm(
             rows, self.weight, self.bias, 1, num_channels, batch, num_channels, self.eps
         )
-        variances = inverse_deviations.detach().view(-1).pow(-2).sub_(self.eps)
-        self.mean.lerp_(means.detach().view(-1), self.momentum)
-        self.variance.lerp_(variances.mul_(batch / (batch - 1)), self.momentum)
+        with torch.no_grad():
+            variances = inverse_deviations.pow(-2).sub_(self.eps).mul_(batch / (batch - 1))
+            self.mean.lerp_(means, self.momentum)
+            self.variance.lerp_(variances, self.momentum)
         return outputs, means, inverse_deviations
 
 
