@@ -20,6 +20,8 @@ class Options:
 
     smoke: bool
     cifar100: Path | None = None
+    jax_python: Path | None = None
+    """The interpreter of an environment with JAX."""
 
 
 @dataclass(frozen=True)

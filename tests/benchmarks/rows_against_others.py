@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from measured import Measured, Options, Row, against_naive, duel, faster, worklo
 
 import ensemblekit as ek
 from ensemblekit.bench.contestants import NAIVE, OURS, pipeline_contest
-from ensemblekit.bench.timing import interleaved
+from ensemblekit.bench.timing import Timing, interleaved
 from ensemblekit.bench.workloads import SEED, all_workloads
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,6 +103,17 @@ def whole_run(members: int, options: Options) -> Iterator[Measured]:
     epochs = 1 if options.smoke else 30
     script = [sys.executable, str(Path(__file__).with_name("naive_digits.py"))]
     script += ["--members", str(members), "--epochs", str(epochs)]
+    timings, accuracy = timed_command(members, epochs, {"script": script}, 1 if options.smoke else 3)
+    work = f"whole `ensemblekit train specs/digits.toml`, M={members}"
+    included = "wall clock with start-up, evaluation and, ours only, checkpoints"
+    note = f"{epochs} epochs, {included}; test accuracy {accuracy:.3f}"
+    yield faster(work, "naive script", "≥ 1×", timings["script"], timings[OURS], note)
+
+
+def timed_command(
+    members: int, epochs: int, others: Mapping[str, list[str]], rounds: int
+) -> tuple[dict[str, Timing], float]:
+    """Run `ensemblekit train specs/digits.toml` in turn with other commands; returns timings and our accuracy."""
     out = Path(tempfile.mkdtemp(), "run")
     command = [sys.executable, "-m", "ensemblekit", "train", str(ROOT / "specs" / "digits.toml"), "--quiet"]
     command += ["--set", f"ensemble.members={members}", "--set", f"training.epochs={epochs}", "--out", str(out)]
@@ -111,13 +122,11 @@ def whole_run(members: int, options: Options) -> Iterator[Measured]:
         shutil.rmtree(out, ignore_errors=True)
         subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL)
 
-    timings = timed_in_turn({"script": partial(run, script), OURS: partial(run, command)}, 1 if options.smoke else 3)
+    commands = {**others, OURS: command}
+    timings = timed_in_turn({name: partial(run, arguments) for name, arguments in commands.items()}, rounds)
     accuracy = ek.evaluate_run(out)["test_accuracy"]
     shutil.rmtree(out.parent)
-    work = f"whole `ensemblekit train specs/digits.toml`, M={members}"
-    included = "wall clock with start-up, evaluation and, ours only, checkpoints"
-    note = f"{epochs} epochs, {included}; test accuracy {accuracy:.3f}"
-    yield faster(work, "naive script", "≥ 1×", timings["script"], timings[OURS], note)
+    return timings, accuracy
 
 
 def snapshot(options: Options) -> Iterator[Measured]:

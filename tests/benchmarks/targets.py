@@ -2,6 +2,7 @@
 
 ``python tests/benchmarks/targets.py --run 1`` measures all rows, ``--only mlp-64`` one of them; rows of the same run
 are replaced. Needs ``pip install -e '.[benchmarks]'``. ``--smoke`` only shows that each row runs, and saves nothing.
+The rows against JAX need an environment with ``pip install jax optax scikit-learn``, named by ``--jax-python``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ import argparse
 import csv
 from pathlib import Path
 
+from ensemblekit.core.waiting import limit_spinning
+
+limit_spinning()  # as the command line does, before torch is imported
+
+# ruff: noqa: E402
 from measured import Measured, Options
 from rows_against_itself import ROWS_AGAINST_ITSELF
+from rows_against_jax import ROWS_AGAINST_JAX
 from rows_against_others import ROWS_AGAINST_OTHERS
+from rows_of_busy_machines import ROWS_OF_BUSY_MACHINES
 from rows_of_growth import ROWS_OF_GROWTH
 from rows_of_ranks import ROWS_OF_RANKS
 
 from ensemblekit.bench.report import csv_text, machine, today
 
-ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_ITSELF | ROWS_OF_GROWTH | ROWS_OF_RANKS
+ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_JAX | ROWS_AGAINST_ITSELF
+ROWS |= ROWS_OF_BUSY_MACHINES | ROWS_OF_GROWTH | ROWS_OF_RANKS
 RESULTS = Path(__file__).parent / "results" / "targets.csv"
 COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
 KEY = ("run", "work", "against")
@@ -30,6 +39,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--run", type=int, default=1, help="number of this run, to repeat the measurements")
     parser.add_argument("--cifar100", type=Path, help="a folder or archive with CIFAR-100, as for image_folder")
+    parser.add_argument("--jax-python", type=Path, help="the interpreter of an environment with JAX")
     parser.add_argument(
         "--smoke", action="store_true", help="tiny workloads, one round, only to see that everything runs"
     )
@@ -37,9 +47,10 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output or (None if options.smoke else RESULTS)
     for name in options.only or ROWS:
-        images = " --cifar100 …" if options.cifar100 and name == "pipeline" else ""
-        command = f"python tests/benchmarks/targets.py --only {name}{images} --run {options.run}"
-        for measured in ROWS[name](Options(options.smoke, options.cifar100)):
+        more = " --cifar100 …" if options.cifar100 and name == "pipeline" else ""
+        more += " --jax-python …" if name in ROWS_AGAINST_JAX else ""
+        command = f"python tests/benchmarks/targets.py --only {name}{more} --run {options.run}"
+        for measured in ROWS[name](Options(options.smoke, options.cifar100, options.jax_python)):
             row = {"date": today(), "machine": machine(), "command": command, **_cells(measured, options.run)}
             print(f"{name}: {measured.work} | {measured.against} | asked {measured.asked} | ", end="")
             print(f"{row['ratio']} ({row['low']} to {row['high']}) | {measured.note}", flush=True)
