@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the process that starts the workers need not import torch
 # Before torch is imported: every worker of pytest-xdist has a core of its own, and torch's threads would wait for each
 # other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without vectors, torch's compiler writes C++ that is compiled in less time.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # Thousands of tiny run directories, each file of which is synchronised with the disk: in memory that takes no time.
 MEMORY = "/dev/shm"

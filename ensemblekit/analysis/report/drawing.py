@@ -184,7 +184,7 @@ def _lay_out(figure: Figure) -> None:
     """Fix the layout of a figure for SVG: savefig would draw the whole figure a second time to find it."""
     layout = figure.get_layout_engine()
     if layout is not None:
-        FigureCanvasSVG(figure)  # type: ignore[no-untyped-call]  # becomes the figure's own: text is measured as SVG
+        FigureCanvasSVG(figure)  # becomes the figure's own: text is measured as SVG
         figure.set_dpi(_UNITS_PER_INCH)
         layout.execute(figure)
         figure.set_layout_engine(None)
