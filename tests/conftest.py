@@ -7,16 +7,19 @@ import getpass
 import os
 import shutil
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.places import TOY_PLUGINS
 
-from ensemblekit.core.registry import Registry, discover
+if TYPE_CHECKING:  # the process that starts the workers need not import torch
+    from ensemblekit.core.registry import Registry
 
 # Before torch is imported: every worker of pytest-xdist has a core of its own, and torch's threads would wait for each
 # other on it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without vectors, torch's compiler writes C++ that is compiled in less time.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # Thousands of tiny run directories, each file of which is synchronised with the disk: in memory that takes no time.
 MEMORY = "/dev/shm"
@@ -40,6 +43,8 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session")
 def registry() -> Registry:
     """Everything installed, and the toy plugins."""
+    from ensemblekit.core.registry import discover
+
     return discover([TOY_PLUGINS])
 
 

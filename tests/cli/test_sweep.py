@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from helpers.commands import last_error, run
+from helpers.forked_commands import ForkedCommand
 from helpers.places import ROOT, TOY_PLUGINS
 from helpers.sweeps import BASE, EXPLODING, final_metrics, rows, statuses
 
@@ -222,7 +223,7 @@ def test_a_reader_that_is_gone_does_not_stop_a_sweep(tmp_path, monkeypatch):
     follow(display)
 
 
-def command(spec: Path, out: Path, *options: str) -> list[str]:
+def arguments(out: Path, *options: str) -> list[str]:
     changes = (
         "engine.name=sequential",
         "training.epochs=6",
@@ -231,33 +232,37 @@ def command(spec: Path, out: Path, *options: str) -> list[str]:
         "data.limit_train=600",
     )
     settings = [part for change in changes for part in ("--set", change)]
-    return [sys.executable, "-m", "ensemblekit", "sweep", str(spec), *GRID, *settings, "--out", str(out), *options]
+    return ["sweep", str(ROOT / "specs" / "digits.toml"), *GRID, *settings, "--out", str(out), *options]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A sweep that nobody disturbed."""
+    out = tmp_path_factory.mktemp("sweeps") / "whole"
+    assert run(*arguments(out), "--quiet").exit_code == 0
+    return out
 
 
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_sweep_that_is_killed_at_any_moment_continues_to_the_same_results(tmp_path, jobs):
-    spec, whole, out = ROOT / "specs" / "digits.toml", tmp_path / "whole", tmp_path / "s"
-    assert run(*command(spec, whole)[3:], "--quiet").exit_code == 0
+def test_a_sweep_that_is_killed_at_any_moment_continues_to_the_same_results(tmp_path, whole, jobs):
+    out = tmp_path / "s"
     moments = random.Random(int(jobs))
     finished: dict[str, int] = {}
     for _ in range(2):
-        process = subprocess.Popen(command(spec, out, "--jobs", jobs), stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:  # wait until training has begun
-            if line.endswith("started\n"):
-                break
+        process = ForkedCommand(arguments(out, "--jobs", jobs), tmp_path)
+        while process.is_running and "started\n" not in process.stdout:  # wait until training has begun
+            time.sleep(0.01)
         time.sleep(moments.uniform(0, 1))  # three runs take about as long
         process.send_signal(signal.SIGKILL)
         process.wait()
-        process.stdout.close()
         wait_for_workers(out)
         for path, modified in finished.items():
             assert Path(path).stat().st_mtime_ns == modified  # finished runs are untouched
         finished = {str(path): path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
         ek.open_sweep(out)
-    assert run(*command(spec, out, "--jobs", jobs)[3:], "--quiet").exit_code == 0
+    assert run(*arguments(out, "--jobs", jobs), "--quiet").exit_code == 0
     assert final_metrics(out) == final_metrics(whole)
 
 
@@ -268,23 +273,23 @@ def wait_for_workers(out: Path) -> None:
     deadline = time.monotonic() + 30
     while any(is_locked(path) for path in out.glob("runs/*/.lock")):
         assert time.monotonic() < deadline, "a process goes on although its sweep was killed"
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 @pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_saves_and_says_how_to_continue(tmp_path, jobs):
-    spec, out = ROOT / "specs" / "digits.toml", tmp_path / "s"
+    out = tmp_path / "s"
     process = subprocess.Popen(
-        command(spec, out, "--jobs", jobs, "--set", "training.epochs=5000"),
+        [sys.executable, "-m", "ensemblekit", *arguments(out, "--jobs", jobs, "--set", "training.epochs=5000")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 60
     while not list(out.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

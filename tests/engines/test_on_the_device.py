@@ -30,7 +30,7 @@ METHODS = [
 def trainer(method: dict, model: dict, device: str, engine: str = "stacked", ensemble=None, **options) -> Trainer:
     spec = load_spec(
         {
-            "data": {"name": "digits", "limit_train": 150, "limit_test": 50, "augment": ["crop", "flip", "rotate"]},
+            "data": {"name": "digits", "limit_train": 80, "limit_test": 20, "augment": ["crop", "flip", "rotate"]},
             "model": model,
             "ensemble": ensemble or {"members": 2},
             "method": method,

@@ -26,10 +26,11 @@ from torch.distributed import TCPStore
 import ensemblekit.api
 from ensemblekit.cli import main
 from ensemblekit.engines.sequential import SequentialEngine
-from ensemblekit.ranks import session
+from ensemblekit.ranks import session, watch
 from ensemblekit.training import trainer
 from ensemblekit.training.evaluation import Evaluator
 from ensemblekit.training.saving import Saver
+from helpers.forked_commands import become_command
 
 MOMENTS: dict[str, tuple[Any, str]] = {
     "joining": (session, "launch_store"),
@@ -78,6 +79,11 @@ def happenings(disk: Path | None = None, cut: Callable[[], None] = lambda: None)
         "disk": lambda: fill(disk),
         "cut": cut,
     }
+
+
+def end_soon() -> None:
+    """Let this process grant ranks that compute or wait one second to end by themselves, and not five."""
+    watch.GRACE_SECONDS = 1.0
 
 
 def run_out_of_memory() -> None:
@@ -191,26 +197,15 @@ def _become_rank(
     port: Any,
     prepare: Callable[[int], None],
 ) -> None:
-    log = os.open(folder / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # those of pytest are not those of a process
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-    os.chdir(folder)
-    os.environ.update({name: str(value) for name, value in environment.items()})
-    if environment:
-        os.environ["MASTER_PORT"] = str(port.get())
-    code: object = 1
-    try:
+    def prepare_rank() -> None:
+        os.environ.update({name: str(value) for name, value in environment.items()})
+        if environment:
+            os.environ["MASTER_PORT"] = str(port.get())
         _count_steps(steps, rank)
         prepare(rank)
-        main(list(arguments))
-    except SystemExit as ended:
-        code = ended.code
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+    log = folder / f"log-{rank}"
+    become_command(arguments, folder, log, log, prepare_rank)
 
 
 def _count_steps(steps: Any, rank: int) -> None:

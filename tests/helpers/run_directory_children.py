@@ -1,19 +1,20 @@
-"""Processes that die, race or run out of disk while they use a run directory; run as a script by the tests.
+"""Processes that die, race or run out of disk while they use a run directory.
 
 A process of its own forks the children, because the tests' process has threads.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -249,8 +250,9 @@ def kill_an_owner_with_a_worker(run: Path) -> tuple[int, str]:
         os.kill(worker, signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    functions = (
+CALLS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
         kill_at_each_event,
         kill_start_at_each_event,
         with_small_files,
@@ -259,9 +261,28 @@ if __name__ == "__main__":
         race_without_a_name,
         kill_an_owner_with_a_worker,
     )
-    calls = {function.__name__: function for function in functions}
-    answers = []
-    for name, *arguments in json.loads(sys.argv[1]):
-        given = [Path(argument) if "/" in str(argument) else argument for argument in arguments]
-        answers.append(calls[name](*given))
-    print(json.dumps(answers))
+}
+
+
+def call_in_child(*calls: Sequence[Any]) -> list[Any]:
+    """Call some of these functions, each given as its name and its arguments, in a forked process; returns the answers.
+
+    Audit hooks and limits of files stay for good, so that they must not come to the process of the tests.
+    """
+    receiver, sender = get_context("fork").Pipe(duplex=False)
+
+    def work() -> None:
+        sender.send([CALLS[name](*arguments) for name, *arguments in calls])
+
+    process = get_context("fork").Process(target=work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that other threads exist; the child uses none of them
+        process.start()
+    sender.close()  # so that the end of the process ends the wait for it
+    try:
+        assert receiver.poll(120), "no answer within two minutes"
+        answers: list[Any] = receiver.recv()
+    finally:
+        process.kill()
+        process.join()
+    return answers

@@ -40,6 +40,12 @@ class CrashAfterLog(Progress):
             raise Crash
 
 
+def page_of(path: Path, plugins: object) -> Path:
+    """Write a page in place of the report."""
+    (path / "report.html").write_text("a page")
+    return path / "report.html"
+
+
 @dataclass(frozen=True)
 class Tracked:
     """A run with trackers, and the directory of their files."""

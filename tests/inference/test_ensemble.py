@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 import threading
+import warnings
+from multiprocessing import get_context
 
 import numpy as np
 import pandas
@@ -17,6 +17,7 @@ from helpers.fake_runs import CLASSIFIER, linear_ensemble
 from torch import nn
 
 import ensemblekit as ek
+from ensemblekit.core import threads
 from ensemblekit.core.errors import NumericError
 from ensemblekit.data.transforms import ImageTransform
 
@@ -176,28 +177,27 @@ def test_a_run_and_its_spec_are_shown_in_a_line(tmp_path):
         ek.load(tmp_path / "run", device="tpu9")
 
 
-FORKED = """
-import os, sys, torch
-sys.path.insert(0, {tests!r})
-from inference.test_ensemble import INPUTS, classifier
-from ensemblekit.core import threads
-threads.num_cores = lambda: 2
-ensemble = classifier()
-expected = ensemble(INPUTS)
-assert ensemble._pool.pools
-ensemble._pool.lock.acquire()  # as another thread may, at the moment of the fork
-child = os.fork()
-if not child:
-    assert ensemble._pool.lock.acquire(timeout=10)
-    os._exit(0 if torch.equal(ensemble(INPUTS), expected) else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
+def compute_in_a_fork() -> None:
+    threads.num_cores = lambda: 2
+    ensemble = classifier()
+    expected = ensemble(INPUTS)
+    assert ensemble._pool.pools
+    ensemble._pool.lock.acquire()  # as another thread may, at the moment of the fork
+    child = os.fork()
+    if not child:
+        assert ensemble._pool.lock.acquire(timeout=10)
+        os._exit(0 if torch.equal(ensemble(INPUTS), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_forked_process_has_threads_of_its_own():
-    code = FORKED.format(tests=str(__file__).rpartition("/inference")[0])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120, env=environment)
+    """Shown in a process of its own, which changes the number of cores."""
+    process = get_context("fork").Process(target=compute_in_a_fork)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that other threads exist; the child uses none of them
+        process.start()
+    process.join(120)
+    assert process.exitcode == 0
 
 
 def test_several_threads_may_use_one_ensemble():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.faulty_ranks import MOMENTS, Launch, run_ranks
+from helpers.faulty_ranks import MOMENTS, Launch, end_soon, run_ranks
 
 from ensemblekit import api
 from ensemblekit.core.errors import ResourceError
@@ -67,8 +67,10 @@ def write_spec(folder: Path, method: str) -> Path:
     return path
 
 
-def train_with_kills(folder: Path, method: str, kills: Sequence[Kill]) -> Launch:
+def train_with_kills(folder: Path, method: str, kills: Sequence[Kill], ends_soon: bool = False) -> Launch:
     def prepare(rank: int) -> None:
+        if ends_soon:
+            end_soon()
         count_processes(folder, rank)
         for kill in kills:
             kill.install(rank)
@@ -127,7 +129,7 @@ def test_a_killed_rank_is_replaced_and_the_result_is_bit_identical(
 
 
 def test_all_ranks_end_if_one_is_killed_before_the_first_checkpoint(tmp_path: Path) -> None:
-    launch = train_with_kills(tmp_path, "gncl", [Kill(2, 1, "start")])
+    launch = train_with_kills(tmp_path, "gncl", [Kill(2, 1, "start")], ends_soon=True)
     assert launch.codes == [7, 7, 7], "\n".join(launch.logs)
     assert len(launch.errors) == 1
     assert "rank 2" in launch.errors[0]

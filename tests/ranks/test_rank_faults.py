@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from helpers import faulty_ranks
-from helpers.faulty_ranks import Fault, Launch, happenings, run_ranks
+from helpers.faulty_ranks import Fault, Launch, end_soon, happenings, run_ranks
 from helpers.places import ROOT
 from helpers.small_runs import assert_same_run
 
 from ensemblekit.engines.sequential import SequentialEngine
+from ensemblekit.ranks.watch import GRACE_SECONDS
 from ensemblekit.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.faults
@@ -110,12 +111,13 @@ def test_a_rank_that_computes_for_long_ends_when_another_is_gone(folder):
     """It does not meet the other for long, and does not wait in an exchange that would fail."""
 
     def prepare(rank: int) -> None:
+        end_soon()
         kind = "kill" if rank == 1 else "sleep"
         Fault(kind, rank, "step", 3).install(folder, {**happenings(), "sleep": lambda: time.sleep(60)}[kind])
 
     launch = run_ranks(TRAIN, 2, folder, prepare)
     assert launch.codes == [7, -9]
-    assert launch.seconds < SECONDS_TO_END
+    assert launch.seconds + GRACE_SECONDS < SECONDS_TO_END
     (line,) = launch.errors
     assert "rank 1" in line
 

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import run_directory_children
-from helpers.run_directory_children import ACTIONS, checkpoint, create, model
+from helpers.run_directory_children import ACTIONS, call_in_child, checkpoint, create, model
 from safetensors import SafetensorError
 
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError
 from ensemblekit.runs import tensor_files
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
-
-
-def children(*calls: list[Any]) -> list[Any]:
-    """What functions of `run_directory_children` answer in a process of their own."""
-    command = [sys.executable, run_directory_children.__file__, json.dumps(calls, default=str)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @pytest.fixture
@@ -115,7 +103,7 @@ def test_what_killed_writers_left_is_ignored_and_removed_by_the_next_save(run):
 
 def test_a_process_killed_at_any_file_event_leaves_the_old_or_the_new_and_nothing_torn(run, tmp_path, monkeypatch):
     actions = ["save", "save again", "model", "append", "truncate"]
-    events = children(*(["kill_at_each_event", action, run.path, tmp_path / action] for action in actions))
+    events = call_in_child(*(["kill_at_each_event", action, run.path, tmp_path / action] for action in actions))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # those who look at what is left need not wait
     least = {"save": 20, "save again": 20, "model": 10, "append": 2, "truncate": 4}
     for action, number in zip(actions, events, strict=True):
@@ -130,7 +118,7 @@ def test_a_process_killed_at_any_file_event_leaves_the_old_or_the_new_and_nothin
 
 
 def test_a_start_that_is_killed_at_any_file_event_is_taken_over_or_resumed(tmp_path, monkeypatch):
-    (events,) = children(["kill_start_at_each_event", tmp_path / "starts"])
+    (events,) = call_in_child(["kill_start_at_each_event", tmp_path / "starts"])
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     assert events > 25
     for path in (tmp_path / "starts" / f"{number:04d}" for number in range(1, events + 1)):
@@ -168,7 +156,7 @@ def outcome(run: RunDirectory, action: str) -> str:
 def test_a_file_that_gets_too_large_for_the_disk_is_removed_and_what_was_there_stays(run):
     before = content(run.path)
     actions = [action for action in ACTIONS if action.startswith("large")]
-    errors = children(*(["with_small_files", action, run.path, 20_000] for action in actions))
+    errors = call_in_child(*(["with_small_files", action, run.path, 20_000] for action in actions))
     for error in errors:
         assert error.startswith("disk full")
         assert str(run.path) in error
@@ -312,7 +300,7 @@ def test_a_locked_run_names_its_owner_and_is_free_again_afterwards(run):
 def test_one_of_many_racing_processes_gets_the_lock_and_the_others_name_it(run, tmp_path):
     (run.path / ".lock").write_text("4194305\n")  # stale: beyond the largest pid
     before = content(run.path / "checkpoints")
-    takeover, *races = children(
+    takeover, *races = call_in_child(
         ["kill_an_owner_with_a_worker", run.path],
         *[["race", run.path, 20]] * 2,
         ["race_to_create", tmp_path / "new", 20],

@@ -14,6 +14,7 @@ import torch
 from ensemblekit_models.mlp import MLP
 from ensemblekit_models.resnet import ResNet
 from helpers.broken_others import GoodData
+from helpers.tracked_runs import page_of
 from PIL import Image
 
 import ensemblekit as ek
@@ -115,11 +116,12 @@ def stand_in_for_tensorboard(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def stand_ins_for_trackers(monkeypatch):
-    """Trackers are optional: these tests run without them, and without the seconds that importing them takes."""
+    """Trackers are optional: these tests run without them, and without the seconds that imports and reports take."""
     run = {"step": 0, "id": "abc"}
     monkeypatch.setitem(sys.modules, "wandb", MagicMock(**{f"init.return_value.{key}": run[key] for key in run}))
     for name in ("mlflow", "mlflow.entities", "mlflow.exceptions"):
         monkeypatch.setitem(sys.modules, name, MagicMock(**{"get_tracking_uri.return_value": "http://localhost"}))
+    monkeypatch.setattr(ek, "report", page_of, raising=False)
 
 
 @pytest.mark.contract

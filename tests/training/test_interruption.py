@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from helpers import commands
+from helpers.forked_commands import ForkedCommand
 
 SPEC = """\
 seed = 1
@@ -49,15 +47,14 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def start(folder: Path, name: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ensemblekit", "train", "spec.toml", "--out", name]
-    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def start(folder: Path, name: str) -> ForkedCommand:
+    return ForkedCommand(["train", "spec.toml", "--out", name], folder)
 
 
-def wait_for_epoch(folder: Path, name: str, epoch: int, process: subprocess.Popen[str]) -> None:
+def wait_for_epoch(folder: Path, name: str, epoch: int, process: ForkedCommand) -> None:
     metrics = folder / name / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < epoch:
-        assert process.poll() is None, process.stderr.read()
+        assert process.is_running, process.stderr
         time.sleep(0.01)
 
 
@@ -76,12 +73,11 @@ def test_a_signal_saves_stops_and_says_how_to_go_on(place, number, code):
     process = start(place, name)
     wait_for_epoch(place, name, 3, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    last = errors.strip().splitlines()[-1]
+    assert process.wait() == code
+    last = process.stderr.strip().splitlines()[-1]
     assert last.startswith("error: saved at epoch ")
     assert f"ensemblekit resume {name}" in last
-    assert "Traceback" not in errors
+    assert "Traceback" not in process.stderr
     assert "resumed from epoch" in resume(place, name).stdout
     assert weights(place, name) == weights(place, "whole")
 
@@ -93,8 +89,8 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(place, delay):
     process = start(place, name)
     wait_for_epoch(place, name, 5, process)
     time.sleep(delay)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     output = resume(place, name).stdout
     assert "resumed from epoch" in output
     assert weights(place, name) == weights(place, "whole")
@@ -108,6 +104,5 @@ def test_a_run_in_use_is_left_alone(place):
     process.send_signal(signal.SIGCONT)
     assert second.exit_code == 5
     assert f"in use by pid {process.pid}" in second.stderr
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+    assert process.wait() == 0
     assert weights(place, "busy") == weights(place, "whole")

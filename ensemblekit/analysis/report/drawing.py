@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 FOREGROUND, GRID = "#010203", "#d0d0d1"
@@ -25,6 +26,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)
 MEMBER_COLOUR = "#8a8a8b"
 WIDTH = 4.5
 """Inches, at 72 units of SVG each: text of 9 units stays readable on a phone."""
+_UNITS_PER_INCH = 72
 _VARIABLES = {
     FOREGROUND: "currentColor",
     GRID: "var(--grid)",
@@ -46,6 +48,8 @@ _STYLE: Any = {
     "ytick.labelsize": 8.5,
     "legend.fontsize": 8.5,
     "path.simplify": True,
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,
 }
 MOST_MARKERS = 40
 LARGEST_SCALE = 1.6
@@ -160,6 +164,7 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """
     buffer = io.StringIO()
     with matplotlib.rc_context(_STYLE):
+        _lay_out(figure)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = buffer.getvalue()
     start = svg.index("<svg")
@@ -173,6 +178,16 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     label = escape(f"{title}. {description}", {'"': "&quot;"})
     opening = f'<svg class="figure" role="img" aria-label="{label}" viewBox="{box}" style="max-width: {width}px">'
     return f"{opening}<title>{escape(title)}</title><desc>{escape(description)}</desc>{body.strip()}"
+
+
+def _lay_out(figure: Figure) -> None:
+    """Fix the layout of a figure for SVG: savefig would draw the whole figure a second time to find it."""
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        FigureCanvasSVG(figure)  # becomes the figure's own: text is measured as SVG
+        figure.set_dpi(_UNITS_PER_INCH)
+        layout.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def _with_prefix(svg: str, name: str) -> str:

@@ -16,7 +16,7 @@ from ensemblekit_extensions.csv_file import CSVFile
 from ensemblekit_extensions.tracker import TrackedRun, flattened
 from helpers import tiny_runs, wandb_files
 from helpers.small_runs import TIMES, Crash, CrashAfter, SignalAfter
-from helpers.tracked_runs import KILLED, CrashAfterLog, Tracked
+from helpers.tracked_runs import KILLED, CrashAfterLog, Tracked, page_of
 
 import ensemblekit as ek
 
@@ -86,12 +86,6 @@ def test_mlflow_has_all_of_a_failed_and_resumed_run_and_each_epoch_once(tracker_
     names = {artifact.path for artifact in store.list_artifacts(logged.info.run_id)}
     assert names == {"spec.toml", "environment.json", "result.json", "report.html"}
     assert Path(store.download_artifacts(logged.info.run_id, "report.html")).read_text() == "a page"
-
-
-def page_of(path: Path, plugins: object) -> Path:
-    """Write a page in place of the report."""
-    (path / "report.html").write_text("a page")
-    return path / "report.html"
 
 
 def assert_mlflow_has_each_epoch_once(tracked: Tracked) -> None:
