@@ -35,7 +35,7 @@ from ensemblekit.members.stochastic import (
     stochastic_pass,
 )
 
-PARAMETERS_FOR_THREADS = 200_000
+PARAMETERS_FOR_THREADS = 500_000
 """A stack with fewer parameters is computed by one thread on a CPU: several would gain little on an idle machine, and
 on a busy one they would wait for each other at the end of each operation."""
 
