@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import BytesIO
@@ -93,7 +93,7 @@ class Epochs:
 
     def __init__(self, photos: Path, dataset: dict[str, Any], room: bool) -> None:
         ek.keep_freed_memory()
-        plugin = ek.datasets()["image_folder"].load()
+        plugin: Any = ek.datasets()["image_folder"].load()
         parameters = {name: value for name, value in dataset.items() if name != "name"}
         started = time.perf_counter()
         with cache_in(photos, room):
@@ -115,17 +115,18 @@ def speeds(photos: Path, dataset: dict[str, Any], rounds: int) -> Iterator[Measu
     pipeline += [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.25] * 3)]
     theirs = ImageFolder(str(photos), transforms.Compose(pipeline))
     loader = DataLoader(theirs, BATCH, shuffle=True, num_workers=WORKERS)
+    contestants: dict[str, Callable[[], object]] = {"torchvision": lambda: deque(loader, maxlen=1)}
+    loaded = {}
     with ExitStack() as stack:
-        ours = {
-            room: stack.enter_context(SubprocessContestant(partial(Epochs, photos, dataset, room)))
-            for room in (True, False)
-        }
-        loaded = {room: contestant.call("loaded") for room, contestant in ours.items()}
-        timings = interleaved({"torchvision": lambda: deque(loader, maxlen=1), **ours}, rounds)
+        for room in (True, False):
+            ours = stack.enter_context(SubprocessContestant(partial(Epochs, photos, dataset, room)))
+            loaded[room] = ours.call("loaded")  # waits, so that nobody loads at the same time
+            contestants[storage(room)] = ours
+        timings = interleaved(contestants, rounds)
     slow = timings["torchvision"].divided_by(len(theirs))
     size = f"{SIDES[0]} to {SIDES[1]} pixels a side, resized to {SIZE}, crop {CROP}, flip, normalise, B={BATCH}"
     for room, (seconds, number) in loaded.items():
-        fast = timings[room].divided_by(number)
+        fast = timings[storage(room)].divided_by(number)
         note = (
             f"{size}; {1 / fast.median:,.0f} images/s against {1 / slow.median:,.0f}; loaded in {seconds:.1f} s before"
         )
@@ -146,6 +147,8 @@ def waiting(dataset: dict[str, Any], room: bool, options: Options) -> Measured:
         "training": {"epochs": EPOCHS, "batch_size": BATCH},
         "engine": {"name": "threaded"},
     }
+    ek.keep_freed_memory()  # as the command line does
+    timed_run(spec)  # warms up
     streamed = timed_run(spec)
     in_memory = timed_run({**spec, "data": {**spec["data"], "storage": "memory"}})
     shares = [100 * waited / total for waited, total in streamed]
