@@ -50,7 +50,7 @@ def bench(quick: bool, names: Sequence[str], ranks: bool, output: Path | None, a
 
     \b
     Workloads: tiny-16, tiny-64, tiny-uncoupled, small-convolutions, small-weighted, real-convolutions,
-    real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take some minutes.
+    real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take about ten minutes.
 
     With --ranks, the threaded engine in one process takes turns with 1 and 2 ranks, on three of the workloads. The
     table shows the speed relative to one process, the share of time in exchanges (waiting for the slower rank
