@@ -10,10 +10,15 @@ from dataclasses import dataclass
 import torch
 
 from ensemblekit.bench.contestants import NAIVE, Contest, Round, contest_of, naive_subprocess
+from ensemblekit.bench.peak_memory import ROUNDS as MEMORY_ROUNDS
 from ensemblekit.bench.peak_memory import peak_memory
+from ensemblekit.bench.progress import Report, RoundClock, unreported
 from ensemblekit.bench.timing import GemmMeter, Timing, interleaved, synchroniser
 from ensemblekit.bench.workloads import Workload
 from ensemblekit.engines.capabilities import capabilities
+
+START_SECONDS = 5.0
+"""About how long a new process takes until it measures: for estimates of the remaining time."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +60,41 @@ class Result:
     """The fast execution paths that the model supports, and why not the others."""
 
 
-def measure(workload: Workload, device: torch.device, with_memory: bool) -> Result:
+def measure(workload: Workload, device: torch.device, with_memory: bool, report: Report = unreported) -> Result:
     """Measure all contestants of a workload.
 
     Args:
         workload: What to run.
         device: Where to run it.
         with_memory: Also measure peak memory, each contestant in a new process; on the CPU only.
+        report: Told what is measured now and how long the rest takes.
     """
     contest = contest_of(workload, device)
     meter = GemmMeter(device)
+    with_memory = with_memory and device.type == "cpu"
+    number = len(contest.makers) * with_memory
+    report("choice of auto", None)
     # first, because a run chooses its engine before caches are warm
     measured, seconds = _measure_as_auto(contest)
     with ExitStack() as stack:
         contestants: dict[str, Round] = {NAIVE: stack.enter_context(naive_subprocess(workload, device))}
         contestants |= {name: make(stack) for name, make in contest.makers.items() if name != NAIVE}
-        rounds = interleaved(contestants, workload.rounds, meter.measure, synchroniser(device))
+        clock = RoundClock(workload.rounds, report, lambda seconds: _seconds_of_memory(seconds, workload, number))
+
+        def between() -> None:
+            meter.measure()
+            clock.round_finished()
+
+        rounds = interleaved(contestants, workload.rounds, between, synchroniser(device))
     timings = {name: timing.divided_by(workload.steps) for name, timing in rounds.items()}
+    memory = _measure_memory(workload, timings, report) if with_memory else {}
     flops = contest.flops_of_step() if contest.flops_of_step else 0
     entries = [
         Entry(
             name,
             timing,
             timings[NAIVE].median / timing.median,
-            peak_memory(workload, name) if with_memory and device.type == "cpu" else None,
+            memory.get(name),
             flops / timing.median / meter.best_rate if flops else None,
         )
         for name, timing in timings.items()
@@ -88,6 +104,22 @@ def measure(workload: Workload, device: torch.device, with_memory: bool) -> Resu
     has_model = workload.kind != "pipeline"
     paths = capabilities(workload.run_spec.model, workload.input_shape) if has_model else {}
     return Result(workload, tuple(entries), auto, meter.best_rate, paths)
+
+
+def _measure_memory(workload: Workload, timings: Mapping[str, Timing], report: Report) -> dict[str, int]:
+    """Measure the peak memory of each contestant."""
+    memory = {}
+    for index, name in enumerate(timings):
+        left = list(timings.values())[index:]
+        seconds_of_round = workload.steps * sum(timing.median for timing in left)
+        report(f"memory of {name}", _seconds_of_memory(seconds_of_round, workload, len(left)))
+        memory[name] = peak_memory(workload, name)
+    return memory
+
+
+def _seconds_of_memory(seconds_of_round: float, workload: Workload, number: int) -> float:
+    """Estimate how long it takes to measure the memory of so many contestants, from the time of a round of them."""
+    return number * START_SECONDS + (MEMORY_ROUNDS * seconds_of_round / workload.steps if number else 0.0)
 
 
 def _measure_as_auto(contest: Contest) -> tuple[dict[str, float], float]:

@@ -14,6 +14,7 @@ from socket import socket
 
 import torch
 
+from ensemblekit.bench.progress import Report, RoundClock, unreported
 from ensemblekit.bench.subprocesses import SubprocessContestant
 from ensemblekit.bench.timing import Timing, interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
@@ -216,8 +217,14 @@ def thorough(workload: Workload) -> Workload:
     return replace(workload, rounds=max(workload.rounds, ROUNDS), steps=steps)
 
 
-def measure_ranks(workload: Workload) -> RankResult:
-    """Time the threaded engine in one process, and ranks with the engine that is fastest in them, in turn."""
+def measure_ranks(workload: Workload, report: Report = unreported) -> RankResult:
+    """Time the threaded engine in one process, and ranks with the engine that is fastest in them, in turn.
+
+    Args:
+        workload: What to train.
+        report: Told what is measured now and how long the rest takes.
+    """
+    report("starting ranks", None)
     with ExitStack() as stack:
         contestants = {BASELINE: stack.enter_context(rank_contestants(workload, BASELINE_ENGINE, 1))}
         for number in NUM_RANKS:
@@ -226,7 +233,8 @@ def measure_ranks(workload: Workload) -> RankResult:
         if contestants[name].engine != BASELINE_ENGINE:
             same_engine = rank_contestants(workload, BASELINE_ENGINE, number)
             contestants[f"{name}, {BASELINE_ENGINE}"] = stack.enter_context(same_engine)
-        rounds = interleaved(contestants, workload.rounds)
+        clock = RoundClock(workload.rounds, report)
+        rounds = interleaved(contestants, workload.rounds, clock.round_finished)
         timings = {name: timing.divided_by(workload.steps) for name, timing in rounds.items()}
         entries = [_entry(name, ranks, workload, timings) for name, ranks in contestants.items()]
     networks = [member.network for member in workload.members(CPU)]

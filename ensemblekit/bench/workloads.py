@@ -44,6 +44,8 @@ class Workload:
     steps: int
     """Steps of each contestant in one round."""
     rounds: int
+    seconds: float = 30.0
+    """About how long all of its measurements take on two cores: for estimates of the remaining time."""
     naive: str = ""
     """The loss of the hand-written loop; only for training."""
     spec: dict[str, Any] = field(default_factory=dict)

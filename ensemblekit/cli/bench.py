@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from ensemblekit.cli.completion import complete_workload
 from ensemblekit.cli.options import json_option, writing_to
+
+if TYPE_CHECKING:
+    from ensemblekit.bench.measurement import Result
+    from ensemblekit.bench.progress import Report
+    from ensemblekit.bench.workloads import Workload
+    from ensemblekit.display.console import Printer
+
+Measured = TypeVar("Measured")
 
 
 @click.command()
@@ -35,9 +45,12 @@ def bench(quick: bool, names: Sequence[str], ranks: bool, output: Path | None, a
     loop, the growth of memory in a separate process, and the share of this machine's peak rate of matrix products
     (1024 × 1024, float32, all cores).
 
+    Progress and an estimate of the remaining time are on standard error: a line that is renewed on a terminal, plain
+    lines elsewhere.
+
     \b
     Workloads: tiny-16, tiny-64, tiny-uncoupled, small-convolutions, small-weighted, real-convolutions,
-    real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take some minutes.
+    real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take about ten minutes.
 
     With --ranks, the threaded engine in one process takes turns with 1 and 2 ranks, on three of the workloads. The
     table shows the speed relative to one process, the share of time in exchanges (waiting for the slower rank
@@ -56,44 +69,59 @@ def bench(quick: bool, names: Sequence[str], ranks: bool, output: Path | None, a
 
 def _measure_engines(quick: bool, names: Sequence[str], as_json: bool, command: str) -> str:
     """Measure the engines and print the results; returns them as CSV."""
-    from ensemblekit.bench.measurement import measure
+    from ensemblekit.bench import measurement
     from ensemblekit.bench.report import as_json as results_as_json
-    from ensemblekit.bench.report import print_result, print_title, results_as_csv
+    from ensemblekit.bench.report import print_result, results_as_csv
     from ensemblekit.bench.workloads import select_workloads
     from ensemblekit.display.console import Printer
     from ensemblekit.training.environment import choose_device
 
-    workloads = select_workloads(names, quick)
-    device, printer = choose_device("auto"), Printer()
-    results = []
-    for workload in workloads:
-        if not as_json:
-            print_title(workload, printer)
-        results.append(measure(workload, device, with_memory=not quick))
-        if not as_json:
-            print_result(results[-1], printer)
+    workloads, device = select_workloads(names, quick), choose_device("auto")
+
+    def measure(workload: Workload, report: Report) -> Result:
+        return measurement.measure(workload, device, not quick, report)
+
+    results = _measured(workloads, measure, None if as_json else print_result)
     if as_json:
-        printer.json(results_as_json(results))
+        Printer().json(results_as_json(results))
     return results_as_csv(results, command)
 
 
 def _measure_ranks(quick: bool, names: Sequence[str], as_json: bool, command: str) -> str:
     """Measure steps on ranks and print the results; returns them as CSV."""
+    from ensemblekit.bench import ranks
     from ensemblekit.bench.rank_report import print_rank_result, rank_results_as_csv, rank_results_as_json
-    from ensemblekit.bench.ranks import measure_ranks, rank_workloads
+    from ensemblekit.display.console import Printer
+
+    workloads = ranks.rank_workloads(names, quick)
+    results = _measured(workloads, ranks.measure_ranks, None if as_json else print_rank_result)
+    if as_json:
+        Printer().json(rank_results_as_json(results))
+    return rank_results_as_csv(results, command)
+
+
+def _measured(
+    workloads: Sequence[Workload],
+    measure: Callable[[Workload, Report], Measured],
+    print_result: Callable[[Measured, Printer], None] | None,
+) -> list[Measured]:
+    """Measure workloads and show the progress; each result is printed when it is there, if there is a way to."""
+    from ensemblekit.bench.progress import bench_progress
     from ensemblekit.bench.report import print_title
     from ensemblekit.display.console import Printer
 
-    printer, results = Printer(), []
-    for workload in rank_workloads(names, quick):
-        if not as_json:
-            print_title(workload, printer)
-        results.append(measure_ranks(workload))
-        if not as_json:
-            print_rank_result(results[-1], printer)
-    if as_json:
-        printer.json(rank_results_as_json(results))
-    return rank_results_as_csv(results, command)
+    printer = Printer()
+    results: list[Measured] = []
+    with closing(bench_progress(workloads)) as progress:
+        for workload in workloads:
+            if print_result is not None:
+                print_title(workload, printer)
+            progress.workload_started()
+            results.append(measure(workload, progress.step))
+            progress.workload_finished()
+            if print_result is not None:
+                print_result(results[-1], printer)
+    return results
 
 
 def _check_writable(output: Path) -> None:

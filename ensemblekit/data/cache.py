@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from ensemblekit.core.errors import DataError
 
 Kind = Literal["decoded", "unpacked", "unfinished", "download"]
-DECODED_NAME = re.compile(r"[0-9a-f]{64}(-index)?\.safetensors")
+DECODED_NAME = re.compile(r"[0-9a-f]{64}(-index|-rows)?\.safetensors")
 UNPACKED_NAME = re.compile(r"[0-9a-f]{64}")
 UNPACKED_NOTE = ".ensemblekit.json"
 """File in the folder of an unpacked archive that says which one it is from."""

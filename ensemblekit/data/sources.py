@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ensemblekit.core.errors import DataError
 from ensemblekit.core.tasks import TASKS, are_signs
 from ensemblekit.core.tensors import describe_tensor
 from ensemblekit.data.hashing import TensorHash
+from ensemblekit.data.reading_ahead import read_ahead
 from ensemblekit.data.resizing import resize_tensor
 
 CHUNK_BYTES = 2**24
@@ -24,6 +25,14 @@ REREAD = 8
 """Samples that are read twice, to find out whether a data set gives the same ones each time."""
 UNREADABLE = (OSError, RuntimeError, SyntaxError, ValueError)
 """Exceptions of decoders for files that they cannot read (Pillow: SyntaxError for a broken PNG)."""
+
+
+@runtime_checkable
+class BatchReader(Protocol):
+    """A map-style data set that can read many samples at once, in threads and before they are needed."""
+
+    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Read samples: inputs (B, …), the same as by index and the same each time, and their targets (B, …)."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +105,41 @@ class MapSource(TorchDataset[Tensor]):
         if self.expected is not None:
             _check_same_type(sample, self.expected, where)
         _check_finite(sample, where)
-        read, expected = as_target(target, where), self.targets[index]
-        if self.signed:
-            expected = 2 * expected - 1
-        dtype = torch.float32 if expected.is_floating_point() else expected.dtype
-        if not torch.equal(read.to(dtype).view_as(expected), expected.to(dtype)):
+        self._check_target(as_target(target, where), index, where)
+        return sample
+
+    def _check_target(self, read: Tensor, index: int, where: str) -> None:
+        if not self._are_targets(read, torch.tensor(index)):
+            expected = self._written_targets(torch.tensor(index))
             what = f"target is {read.tolist()}, but {expected.tolist()} in the data set's attribute `targets`"
             raise DataError(what, where, "make both equal")
-        return sample
+
+    def _are_targets(self, read: Tensor, index: Tensor) -> bool:
+        """Whether targets that were read are those at an index, or at several (B,)."""
+        expected = self._written_targets(index)
+        dtype = torch.float32 if expected.is_floating_point() else expected.dtype
+        return torch.equal(read.to(dtype).view_as(expected), expected.to(dtype))
+
+    def _written_targets(self, index: Tensor) -> Tensor:
+        """Return targets as their owner writes them."""
+        return 2 * self.targets[index] - 1 if self.signed else self.targets[index]
+
+    def _read_batch(self, index: Tensor) -> Tensor:
+        """Read the inputs (B, …) at some indices (B,) at once; checked as those read one by one."""
+        assert isinstance(self.dataset, BatchReader)
+        where = [f"{self.label} sample {sample_index}" for sample_index in self.indices[index].tolist()]
+        inputs, targets = self.dataset.read_batch(self.indices[index].tolist())
+        inputs = as_input(inputs, None, where[0])
+        inputs = resize_tensor(inputs, self.size) if self.size is not None and inputs.dim() == 4 else inputs
+        if self.expected is not None:
+            _check_same_type(inputs[0], self.expected, where[0])
+        if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
+            for sample, place in zip(inputs, where, strict=True):
+                _check_finite(sample, place)
+        if not self._are_targets(targets, index):
+            for target, position, place in zip(targets, index.tolist(), where, strict=True):
+                self._check_target(target, position, place)
+        return inputs
 
     def example(self) -> Tensor:
         """Read the input of the first sample."""
@@ -140,7 +176,14 @@ class MapSource(TorchDataset[Tensor]):
         return all(torch.equal(self[index], sample) for index, sample in enumerate(first))
 
     def stream(self, index_batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Read the inputs batch by batch, each (B, …), for batches of sample indices."""
+        """Read the inputs batch by batch, each (B, …), for batches of sample indices.
+
+        A data set that is a `BatchReader` is read in threads, ahead of the use; others are read here when they are
+        needed, because they may be random or permit one thread only.
+        """
+        if isinstance(self.dataset, BatchReader):
+            example = self.example() if self.expected is None else self.expected
+            return read_ahead(self._read_batch, index_batches, example.numel() * example.element_size())
         batches = [index.tolist() for index in index_batches]
         # A loader without a generator would advance torch's global one.
         return iter(DataLoader(self, batch_sampler=batches, collate_fn=torch.stack, generator=torch.Generator()))

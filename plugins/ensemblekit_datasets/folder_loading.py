@@ -12,14 +12,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ensemblekit import DataError, Decoding, atomic_write, fits_in_memory, memory_limit
 from ensemblekit_datasets.bad_images import BadImages
 from ensemblekit_datasets.class_folders import ClassFolders, arrange
 from ensemblekit_datasets.decoded_cache import UNPACKED_NOTE, cache_key, mark_used, read_cache, write_cache
+from ensemblekit_datasets.decoded_rows import DecodedRows, RowWriter, Shape, fits_on_disk
 from ensemblekit_datasets.image_sources import Folder, ImageSource, open_source
 from ensemblekit_datasets.parallel_decoding import decode_all
+from ensemblekit_datasets.streamed_images import StreamedImages
 
 CACHE_FORMAT = 2
 """Version of the cached files: to be increased if the same images would be decoded or stored differently."""
@@ -27,32 +28,16 @@ CACHE_FORMAT = 2
 INDEX = "-index"
 """Suffix of the name of a cached file that has names and targets, but no images."""
 
+ROWS = "-rows"
+"""Suffix of the name of a cached file that has decoded images, which are read row by row."""
+
 OnBad = Literal["error", "skip"]
 Storage = Literal["auto", "memory", "stream"]
 
 
-class StreamedImages(Dataset[tuple[Tensor, int]]):
-    """Image files that are decoded on demand: (uint8 (C, H, W), class index)."""
-
-    def __init__(self, folder: Path, names: Sequence[str], targets: Tensor, decoding: Decoding) -> None:
-        self.folder, self.names, self.targets, self.decoding = folder, names, targets, decoding
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        [(name, content)] = Folder(self.folder).read([self.names[index]])
-        if isinstance(content, DataError):
-            raise content
-        return torch.tensor(self.decoding(content, f"{self.folder}/{name}")), int(self.targets[index])
-
-    def subset(self, indices: Tensor) -> StreamedImages:
-        """Return the images at some indices."""
-        names = [self.names[index] for index in indices.tolist()]
-        return StreamedImages(self.folder, names, self.targets[indices], self.decoding)
-
-
 Images = tuple[Tensor, Tensor] | StreamedImages
+Row = tuple[str, int]
+"""Name and checksum of an image in the file of decoded images."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ class LoadedFolders:
 
     splits: Mapping[str, Images]
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: Shape
     notes: tuple[tuple[str, str], ...] = ()
     """Rows for the plan: which files were ignored or skipped."""
     skipped: tuple[str, ...] = ()
@@ -125,11 +110,14 @@ class _Loading:
             return _as_tensors(*cached)
         if (cached := read_cache(index)) and not self.use_memory(cached[1]["num_bytes"]):
             BadImages.of_cache(cached[1], self.source.path).raise_unless_skipped(self.on_bad)
-            return _as_streams(*cached, _on_disk(self.source, cached[1]["names"], self.unpacked), self.decoding)
+            copies = _copies(*cached, self.cached_file(ROWS))
+            if copies or not fits_on_disk(cached[1]["num_bytes"], self.cache):
+                source = _on_disk(self.source, cached[1]["names"], self.unpacked)
+                return _as_streams(*cached, source, self.decoding, copies)
         return None
 
     def from_files(self) -> LoadedFolders:
-        """Decode every image once and write the cache."""
+        """Decode every image once and write the cache: the images, which a stream reads from there."""
         source = self.source
         folders = arrange(source.entries(), source.path)
         shape = _first_shape(source, folders, self.decoding, self.on_bad)
@@ -139,7 +127,11 @@ class _Loading:
             check_memory(num_bytes, source.path)
         reader = source if in_memory else _on_disk(source, folders.names, self.unpacked)
         bad = BadImages(source.path, len(folders.all_names))
-        images = _decode(reader, folders, self.decoding, shape, bad, in_memory)
+        tensors, rows = {}, []
+        if in_memory:
+            tensors = _decode(reader, folders, self.decoding, shape, bad)
+        else:
+            rows = self.write_rows(reader, folders, shape, bad)
         bad.raise_unless_skipped(self.on_bad)
         kept = folders.without(bad.skipped.keys(), source.path)
         metadata = {
@@ -151,13 +143,36 @@ class _Loading:
             "ignored": kept.ignored,
             "skipped": bad.skipped,
         }
-        targets = {f"{split}.targets": torch.tensor(classes) for split, classes in kept.targets.items()}
+        tensors |= {f"{split}.targets": torch.tensor(classes) for split, classes in kept.targets.items()}
         if in_memory:
-            write_cache(self.cached_file(), targets | images, metadata)
-            return _as_tensors(targets | images, metadata)
+            write_cache(self.cached_file(), tensors, metadata)
+            return _as_tensors(tensors, metadata)
         metadata["names"] = dict(kept.names)
-        write_cache(self.cached_file(INDEX), targets, metadata)
-        return _as_streams(targets, metadata, Folder(reader.path), self.decoding)
+        if rows:
+            tensors |= _row_tensors(kept, rows)
+        write_cache(self.cached_file(INDEX), tensors, metadata)
+        copies = _copies(tensors, metadata, self.cached_file(ROWS))
+        return _as_streams(tensors, metadata, Folder(reader.path), self.decoding, copies)
+
+    def write_rows(self, source: ImageSource, folders: ClassFolders, shape: Shape, bad: BadImages) -> list[Row]:
+        """Decode every image as a check, and keep the decoded copies if they fit on the disk; returns their rows."""
+        names = folders.all_names
+        decoded = decode_all(source.read(names), self.decoding, source.path, shape)
+        if not fits_on_disk(len(names) * prod(shape), self.cache):
+            for name, pixels in decoded:
+                if isinstance(pixels, DataError):
+                    bad.add(name, pixels)
+            return []
+        written = []
+        with RowWriter(self.cached_file(ROWS), shape, len(names), str(self.source.path)) as writer:
+            for name, pixels in decoded:
+                if isinstance(pixels, DataError):
+                    bad.add(name, pixels)
+                else:
+                    writer.add(pixels)
+                    written.append(name)
+            bad.raise_unless_skipped(self.on_bad)
+        return list(zip(written, writer.checksums, strict=False))
 
 
 def check_memory(num_bytes: int, path: Path) -> None:
@@ -168,9 +183,7 @@ def check_memory(num_bytes: int, path: Path) -> None:
         raise DataError(what, str(path), 'set data.size, or set data.storage = "stream"')
 
 
-def _first_shape(
-    source: ImageSource, folders: ClassFolders, decoding: Decoding, on_bad: OnBad | None
-) -> tuple[int, int, int]:
+def _first_shape(source: ImageSource, folders: ClassFolders, decoding: Decoding, on_bad: OnBad | None) -> Shape:
     """Return the shape of the first image that can be decoded, which all others must have."""
     bad = BadImages(source.path, len(folders.all_names))
     for name, content in source.read(folders.all_names):
@@ -186,24 +199,19 @@ def _first_shape(
 
 
 def _decode(
-    source: ImageSource,
-    folders: ClassFolders,
-    decoding: Decoding,
-    shape: tuple[int, int, int],
-    bad: BadImages,
-    in_memory: bool,
+    source: ImageSource, folders: ClassFolders, decoding: Decoding, shape: Shape, bad: BadImages
 ) -> dict[str, Tensor]:
-    """Decode every image, as a check or into tensors that are returned; those that cannot be used are added to `bad`.
+    """Decode every image into tensors; those that cannot be used are added to `bad`.
 
     Without the images that are bad, the tensors are in the order of the names.
     """
-    names = folders.names if in_memory else {}
+    names = folders.names
     tensors = {split: torch.empty((len(names[split]), *shape), dtype=torch.uint8) for split in names}
     rows = {name: tensors[split].numpy()[i] for split in names for i, name in enumerate(names[split])}
     for name, pixels in decode_all(source.read(folders.all_names), decoding, source.path, shape):
         if isinstance(pixels, DataError):
             bad.add(name, pixels)
-        elif in_memory:
+        else:
             rows[name][...] = pixels
     if bad:
         is_good = {split: torch.tensor([name not in bad.skipped for name in names[split]]) for split in names}
@@ -216,11 +224,39 @@ def _as_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> L
     return _loaded({split: (inputs, tensors[f"{split}.targets"]) for split, inputs in images.items()}, metadata)
 
 
+def _row_tensors(kept: ClassFolders, rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Return the row and the checksum of each image of each split."""
+    numbers = {name: (row, checksum) for row, (name, checksum) in enumerate(rows)}
+    found = {split: torch.tensor([numbers[name] for name in names]).T for split, names in kept.names.items()}
+    return {
+        f"{split}.{part}": values.contiguous()
+        for split, pair in found.items()
+        for part, values in zip(("rows", "checksums"), pair, strict=True)
+    }
+
+
+def _copies(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], file: Path) -> dict[str, DecodedRows]:
+    """Open the decoded copies of the images of each split; none if there is no such file."""
+    copies = {}
+    for split in metadata["names"]:
+        if f"{split}.rows" not in tensors:
+            return {}
+        rows, checksums = tensors[f"{split}.rows"], tensors[f"{split}.checksums"]
+        if (opened := DecodedRows.open(file, tuple(metadata["shape"]), rows, checksums)) is None:
+            return {}
+        copies[split] = opened
+    return copies
+
+
 def _as_streams(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], source: Folder, decoding: Decoding
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, Any],
+    source: Folder,
+    decoding: Decoding,
+    copies: Mapping[str, DecodedRows],
 ) -> LoadedFolders:
     streams = {
-        split: StreamedImages(source.path, names, tensors[f"{split}.targets"], decoding)
+        split: StreamedImages(source.path, names, tensors[f"{split}.targets"], decoding, copies.get(split))
         for split, names in metadata["names"].items()
     }
     return _loaded(streams, metadata)

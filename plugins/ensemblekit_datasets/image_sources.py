@@ -98,10 +98,12 @@ class Folder:
 
 def _content(file: Path) -> bytes:
     with read_errors(file):
-        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would never end
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise DataError("not a regular file", str(file), "replace or remove it")
         with file.open("rb") as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
+            # Python allocates as much as is asked for, so the limit alone would cost more than reading a small file.
+            content = opened.read(min(status.st_size, MAX_FILE_BYTES) + 1)
     if len(content) > MAX_FILE_BYTES:
         what = f"image file is larger than {MAX_FILE_BYTES // 2**20} MiB"
         raise DataError(what, str(file), "make the image smaller or remove it")

@@ -218,7 +218,7 @@ def test_the_csv_has_a_row_for_each_contestant_with_date_machine_and_command(sma
 def test_json_has_every_round(small_ones):
     result = run("--quick", "--json")
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     assert [entry["name"] for entry in found["workloads"]] == ["tiny-16", "small-weighted"]
     contestants = found["workloads"][0]["contestants"]
     assert all(len(entry["seconds"]) == 2 for entry in contestants)

@@ -121,7 +121,7 @@ def test_only_training_is_measured_on_ranks():
 
 
 def test_the_command_prints_a_table_json_and_csv(monkeypatch, tmp_path):
-    monkeypatch.setattr(ranks, "measure_ranks", lambda workload: replace(result(), workload=workload))
+    monkeypatch.setattr(ranks, "measure_ranks", lambda workload, report: replace(result(), workload=workload))
     shown = commands.run("bench", "--ranks", "--quick", "--output", str(tmp_path / "ranks.csv"))
     assert shown.exit_code == 0, shown.output
     assert "small-convolutions" in shown.stdout
