@@ -13,12 +13,13 @@ from pathlib import Path
 from measured import Measured, Options
 from rows_against_itself import ROWS_AGAINST_ITSELF
 from rows_against_others import ROWS_AGAINST_OTHERS
+from rows_of_auto import PARTS_OF_AUTO, ROWS_OF_AUTO
 from rows_of_growth import ROWS_OF_GROWTH
 from rows_of_ranks import ROWS_OF_RANKS
 
 from ensemblekit.bench.report import csv_text, machine, today
 
-ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_ITSELF | ROWS_OF_GROWTH | ROWS_OF_RANKS
+ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_ITSELF | ROWS_OF_GROWTH | ROWS_OF_RANKS | ROWS_OF_AUTO
 RESULTS = Path(__file__).parent / "results" / "targets.csv"
 COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
 KEY = ("run", "work", "against")
@@ -27,7 +28,7 @@ KEY = ("run", "work", "against")
 def main() -> None:
     """Measure the selected rows, and save each one as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--only", action="append", choices=[*ROWS, *PARTS_OF_AUTO], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--run", type=int, default=1, help="number of this run, to repeat the measurements")
     parser.add_argument("--cifar100", type=Path, help="a folder or archive with CIFAR-100, as for image_folder")
     parser.add_argument(
@@ -39,7 +40,7 @@ def main() -> None:
     for name in options.only or ROWS:
         images = " --cifar100 …" if options.cifar100 and name == "pipeline" else ""
         command = f"python tests/benchmarks/targets.py --only {name}{images} --run {options.run}"
-        for measured in ROWS[name](Options(options.smoke, options.cifar100)):
+        for measured in (ROWS | PARTS_OF_AUTO)[name](Options(options.smoke, options.cifar100)):
             row = {"date": today(), "machine": machine(), "command": command, **_cells(measured, options.run)}
             print(f"{name}: {measured.work} | {measured.against} | asked {measured.asked} | ", end="")
             print(f"{row['ratio']} ({row['low']} to {row['high']}) | {measured.note}", flush=True)
