@@ -25,7 +25,8 @@ from ensemblekit.bench.workloads import SEED, Workload
 from ensemblekit.core.memory import keep_freed_memory
 from ensemblekit.core.seeds import generator
 from ensemblekit.data.in_memory import data_from_datasets
-from ensemblekit.engines.selection import Work, engine_class, measure_engines
+from ensemblekit.engines.selection import Choice, choose_engine, engine_class
+from ensemblekit.engines.timed_steps import Work
 from ensemblekit.inference.ensemble import Ensemble
 from ensemblekit.members.state import MemberState
 from ensemblekit.spec.optimizers import AnyOptimizer, optimizer_classes
@@ -49,8 +50,8 @@ class Contest:
     """The engines that cannot run the workload, each with the reason."""
     flops_of_step: Callable[[], int] | None = None
     """Floating-point operations of one step: of the members that are trained, or of all members in inference."""
-    measure_auto: Callable[[], dict[str, float]] | None = None
-    """Measures as `auto` does in a run: seconds per step of each engine."""
+    choose_engine: Callable[[], Choice] | None = None
+    """Chooses an engine as `auto` does in a long run."""
 
 
 def naive_subprocess(workload: Workload, device: torch.device) -> SubprocessContestant:
@@ -105,7 +106,7 @@ def training_contest(workload: Workload, device: torch.device) -> Contest:
         {NAIVE: naive, **{name: partial(engine, name) for name, reason in reasons.items() if reason is None}},
         {name: reason for name, reason in reasons.items() if reason is not None},
         flops,
-        lambda: measure_engines(Work(members, workload.objective(), settings, batch, weights)),
+        lambda: choose_engine(Work(members, workload.objective(), settings, batch, weights)),
     )
 
 

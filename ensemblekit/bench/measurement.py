@@ -75,7 +75,7 @@ def measure(workload: Workload, device: torch.device, with_memory: bool, report:
     number = len(contest.makers) * with_memory
     report("choice of auto", None)
     # first, because a run chooses its engine before caches are warm
-    measured, seconds = _measure_as_auto(contest)
+    chosen, seconds = _choose_as_auto(contest)
     with ExitStack() as stack:
         contestants: dict[str, Round] = {NAIVE: stack.enter_context(naive_subprocess(workload, device))}
         contestants |= {name: make(stack) for name, make in contest.makers.items() if name != NAIVE}
@@ -100,7 +100,7 @@ def measure(workload: Workload, device: torch.device, with_memory: bool, report:
         for name, timing in timings.items()
     ]
     entries += [Entry(name, cannot_run=reason) for name, reason in contest.cannot_run.items()]
-    auto = auto_choice(measured, seconds, timings) if measured else None
+    auto = auto_choice(chosen, seconds, timings) if chosen else None
     has_model = workload.kind != "pipeline"
     paths = capabilities(workload.run_spec.model, workload.input_shape) if has_model else {}
     return Result(workload, tuple(entries), auto, meter.best_rate, paths)
@@ -122,16 +122,16 @@ def _seconds_of_memory(seconds_of_round: float, workload: Workload, number: int)
     return number * START_SECONDS + (MEMORY_ROUNDS * seconds_of_round / workload.steps if number else 0.0)
 
 
-def _measure_as_auto(contest: Contest) -> tuple[dict[str, float], float]:
-    if contest.measure_auto is None:
-        return {}, 0.0
+def _choose_as_auto(contest: Contest) -> tuple[str, float]:
+    """The name of the engine that `auto` chooses, and the seconds that it takes to choose; "" for other work."""
+    if contest.choose_engine is None:
+        return "", 0.0
     start = time.perf_counter()
-    measured = contest.measure_auto()
-    return measured, time.perf_counter() - start
+    choice = contest.choose_engine()
+    return choice.engine, time.perf_counter() - start
 
 
-def auto_choice(measured: Mapping[str, float], seconds: float, timings: Mapping[str, Timing]) -> AutoChoice:
-    """The engine that is fastest in the measurements of `auto`, judged by the interleaved timings."""
-    chosen = min(measured, key=measured.__getitem__)
+def auto_choice(chosen: str, seconds: float, timings: Mapping[str, Timing]) -> AutoChoice:
+    """The engine that `auto` has chosen, judged by the interleaved timings."""
     best = min(timing.median for name, timing in timings.items() if name != NAIVE)
     return AutoChoice(chosen, seconds, timings[chosen].median / best)

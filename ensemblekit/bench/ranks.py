@@ -22,7 +22,8 @@ from ensemblekit.core.errors import UsageError
 from ensemblekit.core.memory import keep_freed_memory
 from ensemblekit.core.threads import num_cores
 from ensemblekit.engines.base import Engine
-from ensemblekit.engines.selection import Work, engine_class, fastest, measure_engines
+from ensemblekit.engines.selection import choose_engine, engine_class
+from ensemblekit.engines.timed_steps import Work
 from ensemblekit.ranks.group import ProcessGroup
 from ensemblekit.ranks.session import joined_ranks
 
@@ -72,7 +73,7 @@ class RankSteps:
         members, objective = workload.members(CPU, self.group), workload.objective()
         settings = workload.settings(CPU, self.group)
         work = Work(members, objective, settings, self.batch, self.weights)
-        self.engine_name = engine or fastest(measure_engines(work))
+        self.engine_name = engine or choose_engine(work).engine
         self.engine: Engine = engine_class(self.engine_name)(members, objective, settings)
         self.stack.callback(self.engine.close)
         self.steps = count()

@@ -10,8 +10,9 @@ from torch import Tensor
 from ensemblekit.core.objective import Objective
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine
-from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
+from ensemblekit.engines.selection import check_engine, choose_engine, engine_class
 from ensemblekit.engines.settings import EngineSettings
+from ensemblekit.engines.timed_steps import Work
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.training.resuming import place_notices
 
@@ -25,6 +26,7 @@ class EngineInUse:
         objective: what they minimise.
         settings: those that all engines share.
         trial: returns a batch to measure engines on, and the weights of its samples.
+        num_steps: the steps of the run.
     """
 
     def __init__(
@@ -34,17 +36,21 @@ class EngineInUse:
         objective: Objective,
         settings: EngineSettings,
         trial: Callable[[], tuple[Batch, Tensor | None]],
+        num_steps: int,
     ) -> None:
         self.name = name
         self.members, self.objective, self.settings, self.trial = members, objective, settings, trial
+        self.num_steps = num_steps
         self.engine: Engine | None = None
 
-    def choose(self) -> dict[str, float]:
+    def choose(self) -> Mapping[str, float]:
         """Choose the engine, by measuring if its name is "auto"; returns the measured seconds per step."""
-        states, seconds_per_step = self.members.networks, {}
+        states = self.members.networks
+        seconds_per_step: Mapping[str, float] = {}
         if self.name == "auto":
-            seconds_per_step = measure_engines(Work(states, self.objective, self.settings, *self.trial()))
-            self.name = self.settings.group.agree("engine", fastest(seconds_per_step))
+            choice = choose_engine(Work(states, self.objective, self.settings, *self.trial(), self.num_steps))
+            seconds_per_step = choice.seconds_per_step
+            self.name = self.settings.group.agree("engine", choice.engine)
         check_engine(self.name, states, self.settings)
         self.objective.hooks.call.engine_chosen(engine=self.name, seconds_per_step=seconds_per_step)
         return seconds_per_step

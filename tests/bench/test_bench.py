@@ -22,6 +22,7 @@ from ensemblekit.bench.report import CSV_COLUMNS, auto_line
 from ensemblekit.bench.timing import GemmMeter, Timing, count_flops, interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
 from ensemblekit.engines import threaded
+from ensemblekit.engines.selection import Choice
 from ensemblekit.engines.sequential import SequentialEngine
 from ensemblekit.export import formats
 from ensemblekit.spec.sections import ENGINES
@@ -159,7 +160,7 @@ def test_kept_copies_do_not_count_as_useful_arithmetic():
 def test_ratios_compare_medians_with_the_naive_one_and_auto_with_the_best(monkeypatch):
     timings = {"naive": Timing((4.0, 8.0, 6.0)), "sequential": Timing((3.0,) * 3), "stacked": Timing((2.0,) * 3)}
     monkeypatch.setattr(measurement, "interleaved", lambda *_: timings)
-    monkeypatch.setattr(contestants, "measure_engines", lambda *_: {"sequential": 0.1, "stacked": 0.2})
+    monkeypatch.setattr(contestants, "choose_engine", lambda *_: Choice("sequential", {}))
     meter = measurement.GemmMeter(CPU)
     meter.best_rate = 100.0
     monkeypatch.setattr(measurement, "GemmMeter", lambda _: meter)
@@ -176,9 +177,9 @@ def test_ratios_compare_medians_with_the_naive_one_and_auto_with_the_best(monkey
 
 def test_the_choice_of_auto_is_described():
     timings = {"naive": Timing((1.0,)), "threaded": Timing((6.0,)), "stacked": Timing((4.0,))}
-    right = auto_line(auto_choice({"stacked": 1.0, "threaded": 2.0}, 0.52, timings))
+    right = auto_line(auto_choice("stacked", 0.52, timings))
     assert right == "auto would choose stacked (the fastest) after 0.5 s of measuring"
-    wrong = auto_line(auto_choice({"stacked": 3.0, "threaded": 2.0}, 1, timings))
+    wrong = auto_line(auto_choice("threaded", 1, timings))
     assert "threaded (1.50× the time of the fastest)" in wrong
 
 

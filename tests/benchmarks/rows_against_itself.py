@@ -1,4 +1,4 @@
-"""Rows that measure the project against itself: memory, recomputation, and the choice of `auto`."""
+"""Rows that measure the project against itself: memory and recomputation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from dataclasses import replace
 from fitting import CPU, chosen_engine
 from measured import Measured, Options, Row, ratios, workload
 
-from ensemblekit.bench.contestants import NAIVE, contest_of
-from ensemblekit.bench.measurement import measure
+from ensemblekit.bench.contestants import contest_of
 from ensemblekit.bench.peak_memory import peak_memory
 from ensemblekit.bench.report import MEGABYTE
 from ensemblekit.bench.timing import interleaved
-from ensemblekit.bench.workloads import Workload, all_workloads
-
-AUTO_ROUNDS = 2
+from ensemblekit.bench.workloads import Workload
 
 
 def memory(options: Options) -> Iterator[Measured]:
@@ -54,21 +51,4 @@ def recompute(options: Options) -> Iterator[Measured]:
     yield Measured(f"time, {work}", against, "≤ 1.4×", ratio, min(times), max(times), f"engine {engine}")
 
 
-def auto(options: Options) -> Iterator[Measured]:
-    for name, full in all_workloads().items():
-        if full.kind != "training":
-            continue
-        here = workload(name, options)
-        result = measure(replace(here, rounds=min(here.rounds, AUTO_ROUNDS)), CPU, with_memory=False)
-        timings = {entry.contestant: entry.timing for entry in result.entries if entry.timing is not None}
-        chosen = timings[result.auto.engine]
-        best_name = min(timings.keys() - {NAIVE}, key=lambda engine: timings[engine].median)
-        by_round = ratios(chosen, timings[best_name])
-        note = f"chose {result.auto.engine}, best {best_name}"
-        ratio = result.auto.times_the_best
-        yield Measured(f"auto, {name}", "the best engine", "≤ 1.05×", ratio, min(by_round), max(by_round), note)
-        trying = result.auto.seconds_of_trying
-        yield Measured(f"auto, {name}: time to choose", "limit", "≤ 3 s", trying, trying, trying, note)
-
-
-ROWS_AGAINST_ITSELF: dict[str, Row] = {"memory": memory, "recompute": recompute, "auto": auto}
+ROWS_AGAINST_ITSELF: dict[str, Row] = {"memory": memory, "recompute": recompute}

@@ -20,6 +20,7 @@ from measured import Measured, Options
 from rows_against_itself import ROWS_AGAINST_ITSELF
 from rows_against_jax import ROWS_AGAINST_JAX
 from rows_against_others import ROWS_AGAINST_OTHERS
+from rows_of_auto import PARTS_OF_AUTO, ROWS_OF_AUTO
 from rows_of_busy_machines import ROWS_OF_BUSY_MACHINES
 from rows_of_growth import ROWS_OF_GROWTH
 from rows_of_ranks import ROWS_OF_RANKS
@@ -28,7 +29,7 @@ from rows_of_streaming import ROWS_OF_STREAMING
 from ensemblekit.bench.report import csv_text, machine, today
 
 ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_JAX | ROWS_AGAINST_ITSELF
-ROWS |= ROWS_OF_BUSY_MACHINES | ROWS_OF_GROWTH | ROWS_OF_RANKS | ROWS_OF_STREAMING
+ROWS |= ROWS_OF_BUSY_MACHINES | ROWS_OF_GROWTH | ROWS_OF_RANKS | ROWS_OF_STREAMING | ROWS_OF_AUTO
 RESULTS = Path(__file__).parent / "results" / "targets.csv"
 COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
 KEY = ("run", "work", "against")
@@ -37,7 +38,7 @@ KEY = ("run", "work", "against")
 def main() -> None:
     """Measure the selected rows, and save each one as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--only", action="append", choices=[*ROWS, *PARTS_OF_AUTO], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--run", type=int, default=1, help="number of this run, to repeat the measurements")
     parser.add_argument("--cifar100", type=Path, help="a folder or archive with CIFAR-100, as for image_folder")
     parser.add_argument("--jax-python", type=Path, help="the interpreter of an environment with JAX")
@@ -51,7 +52,7 @@ def main() -> None:
         more = " --cifar100 …" if options.cifar100 and name == "pipeline" else ""
         more += " --jax-python …" if name in ROWS_AGAINST_JAX else ""
         command = f"python tests/benchmarks/targets.py --only {name}{more} --run {options.run}"
-        for measured in ROWS[name](Options(options.smoke, options.cifar100, options.jax_python)):
+        for measured in (ROWS | PARTS_OF_AUTO)[name](Options(options.smoke, options.cifar100, options.jax_python)):
             row = {"date": today(), "machine": machine(), "command": command, **_cells(measured, options.run)}
             print(f"{name}: {measured.work} | {measured.against} | asked {measured.asked} | ", end="")
             print(f"{row['ratio']} ({row['low']} to {row['high']}) | {measured.note}", flush=True)

@@ -97,13 +97,13 @@ def test_a_second_signal_stops_at_once_with_the_code_of_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), CODES.items(), ids=lambda value: str(value))
-@pytest.mark.parametrize("phase", ["load_data", "measure_engines"])
+@pytest.mark.parametrize("phase", ["load_data", "choose_engine"])
 def test_a_signal_before_training_says_that_nothing_was_started(phase, number, code, tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         os.kill(os.getpid(), number)
         pytest.fail("it went on")
 
-    module = engine_in_use if phase == "measure_engines" else trainer_module
+    module = engine_in_use if phase == "choose_engine" else trainer_module
     monkeypatch.setattr(module, phase, interrupted)
     with pytest.raises(Interrupted) as error:
         ek.train(small_spec(engine={"name": "auto"}), tmp_path / "run", progress=False)
