@@ -12,6 +12,7 @@ from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine
 from ensemblekit.engines.selection import Work, check_engine, engine_class, fastest, measure_engines
 from ensemblekit.engines.settings import EngineSettings
+from ensemblekit.engines.together import SharedStack, TogetherEngine
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.training.resuming import place_notices
 
@@ -25,6 +26,7 @@ class EngineInUse:
         objective: what they minimise.
         settings: those that all engines share.
         trial: returns a batch to measure engines on, and the weights of its samples.
+        shared: the stack that the run shares with others; its engine is then "stacked".
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class EngineInUse:
         objective: Objective,
         settings: EngineSettings,
         trial: Callable[[], tuple[Batch, Tensor | None]],
+        shared: SharedStack | None = None,
     ) -> None:
-        self.name = name
+        self.name = name if shared is None else TogetherEngine.name
+        self.shared = shared
         self.members, self.objective, self.settings, self.trial = members, objective, settings, trial
         self.engine: Engine | None = None
 
@@ -72,9 +76,14 @@ class EngineInUse:
             if not self.members.changed:
                 return self.engine
             self.engine.close()
-        self.engine = engine_class(self.name)(self.members.networks, self.objective, self.settings)
+        self.engine = self._make()
         self.members.changed = False
         return self.engine
+
+    def _make(self) -> Engine:
+        if self.shared is not None:
+            return TogetherEngine(self.members.networks, self.objective, self.settings, self.shared)
+        return engine_class(self.name)(self.members.networks, self.objective, self.settings)
 
     def store_optimizer_state(self) -> None:
         """Bring the optimizer's state of the members up to date."""
