@@ -334,9 +334,7 @@ def sweep(
     listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
     try:
         training = RunTraining(registry)
-        return run_request(
-            request, registry, training, listener, jobs, files, retry_failed, settings, share, together
-        )
+        return run_request(request, registry, training, listener, jobs, files, retry_failed, settings, share, together)
     finally:
         listener.close()
 

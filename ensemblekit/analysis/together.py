@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ensemblekit.analysis.sweep_runner import SweepRunner
 
 NO_OTHER = "no other run differs from it only in the method's parameters or the seed"
+FULL = "the stack of the other runs is full"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def _listed(runs: Sequence[PlannedRun]) -> str:
 
 
 def divide(
-    runs: Iterable[PlannedRun],
+    runs: Sequence[PlannedRun],
     specs: Mapping[str, Spec],
     load: Callable[[Spec], Data],
     begun_with: Callable[[PlannedRun], str | None] = lambda run: None,
@@ -80,7 +82,9 @@ def divide(
             continue
         count = -(-len(group) // number)
         bounds = [index * len(group) // count for index in range(count + 1)]
-        stacks += [group[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+        parts = [group[start:end] for start, end in pairwise(bounds)]
+        stacks += [part for part in parts if len(part) > 1]
+        reasons |= {part[0].name: FULL for part in parts if len(part) == 1}
     return Division(stacks, [run for run in runs if run.name in reasons], reasons)
 
 

@@ -51,16 +51,16 @@ class SharedStack:
     def result(self, run: TogetherEngine) -> tuple[Tensor, Tensor]:
         """Return the objective and the outputs (M, B, C) of the step that a run has announced."""
         if run not in self.results:
-            self._train()
+            self._train(self.announced[run].step)
         result = self.results.pop(run)
         if isinstance(result, Exception):
             raise result
         return result
 
-    def _train(self) -> None:
-        """Train the steps of all runs that have announced one."""
-        runs, steps = list(self.announced), list(self.announced.values())
-        self.announced.clear()
+    def _train(self, number: int) -> None:
+        """Train the step with this number of all runs that have announced it; others may be further."""
+        runs = [run for run, announced in self.announced.items() if announced.step == number]
+        steps = [self.announced.pop(run) for run in runs]
         stack = self._stack_of(runs)
         self.predictions.clear()
         self.is_stored = False
@@ -189,4 +189,3 @@ class TogetherEngine(StackedEngine):
     def close(self) -> None:
         """Withdraw a step that was announced: the run has ended, and the others go on without it."""
         self.shared.announced.pop(self, None)
-

@@ -11,8 +11,8 @@ from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.engines.selection import preferred_engine
-from ensemblekit.members.python_specs import with_data
 from ensemblekit.engines.together import SharedStack
+from ensemblekit.members.python_specs import with_data
 from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.ranks.session import joined_ranks, watch_run
 from ensemblekit.runs.directory import RunDirectory
@@ -100,9 +100,7 @@ def train_on(
         directory = RunDirectory.open(path) if group.is_first else FollowedDirectory.open(path)
         changes = {"engine": engine, "device": device, "epochs": epochs}
         with only_run_of_process(), stop_requests() as stop, directory.lock():
-            finish(
-                _steps_on(directory, registry, _first_only(listeners, group), (data, loaded), changes, stop, group)
-            )
+            finish(_steps_on(directory, registry, _first_only(listeners, group), (data, loaded), changes, stop, group))
         group.first(None)  # everything is written
     return RunDirectory.open(path)
 

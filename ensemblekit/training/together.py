@@ -62,8 +62,9 @@ def reason_alone(spec: Spec) -> str | None:
     if spec.engine.name not in ("auto", StackedEngine.name):
         return f'it has the engine "{spec.engine.name}"'
     for method in spec.methods:
-        for hook in OWN_STEPS.keys() & set(implemented_hooks(type(method))):
-            return f'the method "{method.name}" {OWN_STEPS[hook]}'
+        hooks = implemented_hooks(type(method))
+        if does := next((text for hook, text in OWN_STEPS.items() if hook in hooks), None):
+            return f'the method "{method.name}" {does}'
     return None
 
 
@@ -108,9 +109,7 @@ def train_together(
         stop, shared = StopRequest(), SharedStack()
         waiting: dict[int, int] = dict.fromkeys(range(len(runs)), -1)
         """The step that each run waits for; -1: it has not started."""
-        steps = [
-            steps_of(run.spec, run.path, run.resume, registry, run.listeners, data, stop, shared) for run in runs
-        ]
+        steps = [steps_of(run.spec, run.path, run.resume, registry, run.listeners, data, stop, shared) for run in runs]
         interrupted: Interrupted | None = None
         with asked.awaited(), _told_of_stop(steps):
             while waiting:
