@@ -60,10 +60,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _elements(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+def _elements(tensors: Iterable[Tensor]) -> Iterator[bytes]:
     """Yield the bytes of tensors, one after the other."""
     for flat in joined(tensors):
-        yield memoryview(flat.cpu().view(torch.uint8).numpy())
+        yield flat.cpu().view(torch.uint8).numpy().tobytes()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 def together(options: Options) -> Iterator[Measured]:
-    """Eight values of lambda, 16 MLPs each, on digits: the whole command, and what the runs record of their training."""
+    """Eight values of lambda, 16 MLPs each, on digits: the whole command, and the training that the runs record."""
     rounds, settings = (1, ["training.epochs=1", "ensemble.members=2"]) if options.smoke else (ROUNDS, [])
     whole: dict[str, list[float]] = {"separate": [], "together": []}
     training: dict[str, list[float]] = {"separate": [], "together": []}
@@ -32,9 +32,9 @@ def together(options: Options) -> Iterator[Measured]:
         "sweep --together, 8 values of λ, M=16 MLPs, digits, 30 epochs",
         "engine stacked; process start included",
     )
-    timings = {name: Timing(seconds) for name, seconds in whole.items()}
+    timings = {name: Timing(tuple(seconds)) for name, seconds in whole.items()}
     yield faster(f"{work}: whole command", "plain sweep", "3×", timings["separate"], timings["together"], note)
-    timings = {name: Timing(seconds) for name, seconds in training.items()}
+    timings = {name: Timing(tuple(seconds)) for name, seconds in training.items()}
     note = "from the first step to the end of all runs, with evaluations and checkpoints"
     yield faster(f"{work}: training", "plain sweep", "3×", timings["separate"], timings["together"], note)
 
