@@ -44,6 +44,7 @@ from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.run import Run, read_run
 from ensemblekit.spec.sections import Spec
 from ensemblekit.training.sessions import train_new, train_on
+from ensemblekit.training.together import RunToTrain, train_together
 
 
 def load_spec(
@@ -284,6 +285,7 @@ def sweep(
     on: str | None = None,
     cpus_per_run: int | None = None,
     gpus_per_run: float | None = None,
+    together: bool = False,
 ) -> Sweep:
     """Train a spec with many values: every combination of variants, grid and seeds is a run in one directory.
 
@@ -311,6 +313,9 @@ def sweep(
         cpus_per_run: cores that each run gets on Ray. Default: 1.
         gpus_per_run: GPUs that each run gets on Ray, also a part of one. Default: 1 if there are any, 0 for specs
             with the device "cpu".
+        together: train runs that differ only in the parameters of methods or in the seed at once, as one stack of
+            networks; the results are those of separate runs with the engine "stacked", within rounding. Runs that
+            cannot be trained so are trained one after the other, as notices of the sweep say.
 
     Returns:
         The sweep with all runs; one that has failed is listed with its error.
@@ -329,7 +334,7 @@ def sweep(
     listener = progress if isinstance(progress, SweepListener) else choose_sweep_display(quiet=not progress)
     try:
         training = RunTraining(registry)
-        return run_request(request, registry, training, listener, jobs, files, retry_failed, settings, share)
+        return run_request(request, registry, training, listener, jobs, files, retry_failed, settings, share, together)
     finally:
         listener.close()
 
@@ -435,6 +440,12 @@ class RunTraining:
     def resume(self, path: Path, listeners: Iterable[object]) -> Run:
         """Continue a run."""
         return resume_run(path, self.registry, listeners)
+
+    def train_together(
+        self, runs: Sequence[RunToTrain], data: Data, ended: Callable[[RunToTrain, BaseException | None], None]
+    ) -> None:
+        """Train or continue runs in one stack; `ended` is called for each run, with its error if it has failed."""
+        train_together(runs, data, self.registry, ended)
 
 
 def run_spec(

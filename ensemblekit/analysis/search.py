@@ -85,17 +85,24 @@ def run_request(
     retry_failed: bool = False,
     search: SearchSettings | None = None,
     share: RayShare | None = None,
+    together: bool = False,
 ) -> Sweep:
     """Run a sweep, or a search if one is asked for or was begun in the directory; see `ensemblekit.sweep`."""
     check_jobs(jobs)
+    if together and (share is not None or jobs not in (None, 1)):
+        what = "runs that are trained together are trained in one process"
+        raise UsageError(what, "--together", "leave out --jobs and --on ray, or --together")
     if search is None and request.directory is not None and is_sweep(request.directory):
         search = settings_of(SweepDirectory.open(request.directory))
     if search is None:
-        return run_sweep(request, registry, training, listener, jobs, plugins, retry_failed, share)
+        return run_sweep(request, registry, training, listener, jobs, plugins, retry_failed, share, together)
     if share is not None or jobs not in (None, 1):
         what = "a search runs one trial at a time: each learns from those before it"
         option = "--jobs" if share is None else "--on ray"
         raise UsageError(what, option, f"leave {option} out")
+    if together:
+        what = "the trials of a search cannot be trained together: each depends on those before it"
+        raise UsageError(what, "--together", "leave --together out")
     return run_search(request, search, registry, training, listener)
 
 

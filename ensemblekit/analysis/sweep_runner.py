@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -19,10 +19,12 @@ from ensemblekit.analysis.sweep_jobs import run_in_processes
 from ensemblekit.analysis.sweep_queue import Outcome, RunQueue
 from ensemblekit.analysis.sweep_rows import ENDED_EARLY, SweepRun, is_unstarted
 from ensemblekit.analysis.sweeps import Sweep, SweepDirectory, leaves
+from ensemblekit.analysis.together import run_together
 from ensemblekit.core.errors import EnsemblekitError, Interrupted, RunError, explain, one_line
 from ensemblekit.data.loading import Data, load_data
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.spec.sections import Spec
+from ensemblekit.training.together import RunToTrain
 
 MACHINE_KEYS = ("engine.name", "engine.device")
 """Keys that a run resolves when it starts."""
@@ -40,6 +42,11 @@ class Training(Protocol):
 
     def resume(self, path: Path, listeners: Iterable[object]) -> object:
         """Continue a run."""
+
+    def train_together(
+        self, runs: Sequence[RunToTrain], data: Data, ended: Callable[[RunToTrain, BaseException | None], None]
+    ) -> None:
+        """Train or continue runs in one stack; `ended` is called for each run, with its error if it has failed."""
 
 
 class SweepRunner:
@@ -65,6 +72,7 @@ class SweepRunner:
         plugins: Sequence[str] = (),
         retry_failed: bool = False,
         share: RayShare | None = None,
+        together: bool = False,
     ) -> Sweep:
         """Run everything that is planned or interrupted.
 
@@ -74,6 +82,7 @@ class SweepRunner:
             plugins: local plugin files, for those processes.
             retry_failed: also try failed runs again.
             share: the share of each run on Ray; None: all runs are trained on this machine.
+            together: train runs that differ only in the method's parameters or the seed in one stack.
 
         Raises:
             Interrupted: by Ctrl-C or a signal; the run in work is saved.
@@ -86,13 +95,15 @@ class SweepRunner:
         try:
             if share is not None and pending:
                 run_on_ray(RunQueue(self, pending), self.directory.path, self.listener, share, jobs, plugins)
+            elif together:
+                run_together(self, pending)
             elif jobs is None or jobs == 1:
                 for run in pending:
                     self.finish(run, self.run_here(run))
             else:
                 run_in_processes(RunQueue(self, pending), self.listener, jobs, plugins)
         except (Interrupted, KeyboardInterrupt) as error:
-            raise self.interrupted(error, plugins, share) from error
+            raise self.interrupted(error, plugins, share, together) from error
         return self.sweep
 
     @property
@@ -175,7 +186,11 @@ class SweepRunner:
         self.current[run.name] = self._read(run)
 
     def interrupted(
-        self, error: BaseException, plugins: Sequence[str] = (), share: RayShare | None = None
+        self,
+        error: BaseException,
+        plugins: Sequence[str] = (),
+        share: RayShare | None = None,
+        together: bool = False,
     ) -> Interrupted:
         """Write what there is; the error says how to continue."""
         self.listener.close()
@@ -185,13 +200,17 @@ class SweepRunner:
         what = f"{finished} of {len(self.current)} runs are finished{saved}"
         path = str(self.directory.path)
         exit_code = error.exit_code if isinstance(error, Interrupted) else Interrupted.exit_code
-        return Interrupted(what, path, f"continue with: {continue_command(path, plugins, share)}", exit_code=exit_code)
+        command = continue_command(path, plugins, share, together)
+        return Interrupted(what, path, f"continue with: {command}", exit_code=exit_code)
 
 
-def continue_command(path: str, plugins: Sequence[str] = (), share: RayShare | None = None) -> str:
+def continue_command(
+    path: str, plugins: Sequence[str] = (), share: RayShare | None = None, together: bool = False
+) -> str:
     """Return the command that continues a sweep."""
     files = [part for file in plugins for part in ("--plugin", file)]
-    return shlex.join(["ensemblekit", "sweep", path, *files, *(share.options if share else ())])
+    more = [*(share.options if share else ()), *(["--together"] if together else [])]
+    return shlex.join(["ensemblekit", "sweep", path, *files, *more])
 
 
 def other_keys(path: Path, spec: Spec) -> str:

@@ -107,13 +107,14 @@ def run_sweep(
     plugins: Sequence[str] = (),
     retry_failed: bool = False,
     share: RayShare | None = None,
+    together: bool = False,
 ) -> Sweep:
     """Run a sweep, or what is left of it; see `ensemblekit.sweep`."""
     check_jobs(jobs)
     with claimed_sweep(request, registry) as (directory, plan):
         for note in plan.notes:
             listener.notice(note)
-        return SweepRunner(directory, plan, training, listener).run(jobs, plugins, retry_failed, share)
+        return SweepRunner(directory, plan, training, listener).run(jobs, plugins, retry_failed, share, together)
 
 
 def check_jobs(jobs: int | None) -> None:

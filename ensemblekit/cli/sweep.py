@@ -68,6 +68,12 @@ if TYPE_CHECKING:
     metavar="X",
     help="GPUs of each run on Ray; 0.5 lets two runs share one. Default: 1 if the cluster has GPUs, else 0.",
 )
+@click.option(
+    "--together",
+    is_flag=True,
+    help="Train runs that differ only in the method's parameters or the seed at once, as one stack of networks. Pays "
+    "for small networks; results are equal within rounding.",
+)
 @click.option("--retry-failed", is_flag=True, help="Also resume runs that have failed.")
 @click.option("--dry-run", is_flag=True, help="Print the runs and an estimate of the time, from a few measured steps.")
 @click.option("--commands", is_flag=True, help="Print one shell command per run, for a job array, and train nothing.")
@@ -95,6 +101,7 @@ def sweep(
     on: str | None,
     cpus_per_run: int | None,
     gpus_per_run: float | None,
+    together: bool,
     retry_failed: bool,
     dry_run: bool,
     commands: bool,
@@ -132,7 +139,7 @@ def sweep(
     share = share_of(on, cpus_per_run, gpus_per_run)
     registry = discover(plugin_files)
     if dry_run:
-        _dry_run(request, registry, jobs or 1, as_json, search)
+        _dry_run(request, registry, jobs or 1, as_json, search, together)
         return
     if commands:
         if search is not None:
@@ -142,8 +149,8 @@ def sweep(
     with closing(choose_sweep_display(quiet or as_json)) as display:
         training = RunTraining(registry)
         files = list(plugin_files)
-        result = run_request(request, registry, training, display, jobs, files, retry_failed, search, share)
-    _print_result(result, quiet, as_json, continue_command(str(result.path), files, share))
+        result = run_request(request, registry, training, display, jobs, files, retry_failed, search, share, together)
+    _print_result(result, quiet, as_json, continue_command(str(result.path), files, share, together))
 
 
 def _request(
@@ -186,12 +193,18 @@ def _search(
 
 
 def _dry_run(
-    request: SweepRequest, registry: Registry, jobs: int, as_json: bool, search: SearchSettings | None
+    request: SweepRequest,
+    registry: Registry,
+    jobs: int,
+    as_json: bool,
+    search: SearchSettings | None,
+    together: bool,
 ) -> None:
     """Print the runs and an estimate of their time; nothing is written."""
     from ensemblekit.analysis.estimates import estimate
     from ensemblekit.analysis.sweep_runner import LastData
     from ensemblekit.analysis.sweeps import SweepDirectory, check_extends, is_sweep
+    from ensemblekit.analysis.together import divide
     from ensemblekit.display.console import Printer
 
     plan = request.plan(registry)
@@ -201,7 +214,9 @@ def _dry_run(
         check_extends(directory, plan, search.table() if search else {})
         status = {run.name: directory.read_run(run).status for run in plan.runs}
     left = [name for name in plan.specs if status[name] in ("planned", "interrupted")]
-    seconds, kinds = estimate((plan.specs[name] for name in left), LastData().load)
+    data = LastData()
+    seconds, kinds = estimate((plan.specs[name] for name in left), data.load)
+    division = divide([run for run in plan.runs if run.name in left], plan.specs, data.load) if together else None
     seconds = seconds * search.trials if search else seconds / min(jobs, max(len(left), 1))
     printer = Printer()
     if as_json:
@@ -209,7 +224,8 @@ def _dry_run(
             {"name": run.name, "variant": run.variant, **run.overrides, "seed": run.seed, "status": status[run.name]}
             for run in plan.runs
         ]
-        printer.json({"runs": runs, "estimated_seconds": seconds, "notes": list(plan.notes)})
+        notes = [*plan.notes, *(division.lines() if division else ())]
+        printer.json({"runs": runs, "estimated_seconds": seconds, "notes": notes})
         return
     for note in plan.notes:
         printer.text(f"note: {note}")
@@ -217,6 +233,8 @@ def _dry_run(
     what = f"at most {search.trials} trials" if search else f"{len(left)} of {len(plan.runs)} runs"
     measured = f"steps of {kinds} kind{'s' * (kinds != 1)} of run"
     printer.text()
+    for line in division.lines() if division else ():
+        printer.text(line)
     printer.text(f"{what} are left, about {timedelta(seconds=round(seconds))}: an estimate from measured {measured}")
 
 

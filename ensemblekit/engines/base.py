@@ -108,6 +108,11 @@ class Engine(Backend):
     def close(self) -> None:
         """Release threads and the like."""
 
+    def prepare_step(
+        self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
+    ) -> None:
+        """Announce the next step; see `train_step`. An engine that several runs share trains their steps at once."""
+
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:

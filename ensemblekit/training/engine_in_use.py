@@ -13,6 +13,7 @@ from ensemblekit.engines.base import Engine
 from ensemblekit.engines.selection import check_engine, choose_engine, engine_class
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.engines.timed_steps import Work
+from ensemblekit.engines.together import SharedStack, TogetherEngine
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.training.resuming import place_notices
 
@@ -27,6 +28,7 @@ class EngineInUse:
         settings: those that all engines share.
         trial: returns a batch to measure engines on, and the weights of its samples.
         num_steps: the steps of the run.
+        shared: the stack that the run shares with others; its engine is then "stacked".
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class EngineInUse:
         settings: EngineSettings,
         trial: Callable[[], tuple[Batch, Tensor | None]],
         num_steps: int,
+        shared: SharedStack | None = None,
     ) -> None:
-        self.name = name
+        self.name = name if shared is None else TogetherEngine.name
+        self.shared = shared
         self.members, self.objective, self.settings, self.trial = members, objective, settings, trial
         self.num_steps = num_steps
         self.engine: Engine | None = None
@@ -78,9 +82,14 @@ class EngineInUse:
             if not self.members.changed:
                 return self.engine
             self.engine.close()
-        self.engine = engine_class(self.name)(self.members.networks, self.objective, self.settings)
+        self.engine = self._make()
         self.members.changed = False
         return self.engine
+
+    def _make(self) -> Engine:
+        if self.shared is not None:
+            return TogetherEngine(self.members.networks, self.objective, self.settings, self.shared)
+        return engine_class(self.name)(self.members.networks, self.objective, self.settings)
 
     def store_optimizer_state(self) -> None:
         """Bring the optimizer's state of the members up to date."""

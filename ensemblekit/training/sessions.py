@@ -11,8 +11,9 @@ from ensemblekit.core.hooks import RunHooks
 from ensemblekit.core.registry import Registry
 from ensemblekit.data.loading import Data
 from ensemblekit.engines.selection import preferred_engine
+from ensemblekit.engines.together import SharedStack
 from ensemblekit.members.python_specs import with_data
-from ensemblekit.ranks.group import Group
+from ensemblekit.ranks.group import ALONE, Group
 from ensemblekit.ranks.session import joined_ranks, watch_run
 from ensemblekit.runs.directory import RunDirectory
 from ensemblekit.runs.following import FollowedDirectory
@@ -26,7 +27,7 @@ from ensemblekit.training.environment import environment
 from ensemblekit.training.interruption import StopRequest, stop_requests
 from ensemblekit.training.only_run import only_run_of_process
 from ensemblekit.training.resuming import check_can_go_on, check_was_trained, finished_text
-from ensemblekit.training.trainer import Trainer
+from ensemblekit.training.trainer import Steps, Trainer, finish
 
 RUN = "run"
 """The name by which ranks agree on the run directory."""
@@ -99,12 +100,45 @@ def train_on(
         directory = RunDirectory.open(path) if group.is_first else FollowedDirectory.open(path)
         changes = {"engine": engine, "device": device, "epochs": epochs}
         with only_run_of_process(), stop_requests() as stop, directory.lock():
-            _train_on(directory, registry, _first_only(listeners, group), (data, loaded), changes, stop, group)
+            finish(_steps_on(directory, registry, _first_only(listeners, group), (data, loaded), changes, stop, group))
         group.first(None)  # everything is written
     return RunDirectory.open(path)
 
 
-def _train_on(
+def steps_of(
+    spec: Spec,
+    path: Path,
+    resume: bool,
+    registry: Registry,
+    listeners: Sequence[object],
+    data: Data,
+    stop: StopRequest,
+    shared: SharedStack,
+) -> Steps:
+    """Train a run that shares a stack with others, new or resumed, and yield before each step.
+
+    Args:
+        spec: what to train.
+        path: the run directory.
+        resume: whether there is a run to continue.
+        registry: its plugins.
+        listeners: objects that follow it.
+        data: the data, which all runs share.
+        stop: asks all runs to stop.
+        shared: the stack.
+    """
+    if resume:
+        directory = RunDirectory.open(path)
+        with directory.lock():
+            changes = {"engine": None, "device": None, "epochs": None}
+            yield from _steps_on(directory, registry, listeners, (None, data), changes, stop, ALONE, shared)
+    else:
+        with RunDirectory.claim(path) as directory:
+            trainer = Trainer(spec, directory, data, listeners, stop=stop, shared=shared)
+            yield from trainer.training_steps(registry)
+
+
+def _steps_on(
     directory: RunDirectory,
     registry: Registry,
     listeners: Sequence[object],
@@ -112,7 +146,8 @@ def _train_on(
     asked: Mapping[str, Any],
     stop: StopRequest,
     group: Group,
-) -> None:
+    shared: SharedStack | None = None,
+) -> Steps:
     path, epochs = directory.path, asked["epochs"]
     stop.outcome = ("nothing was changed", str(path), f"continue with: ensemblekit resume {path}")
     directory.restore_spec()
@@ -133,13 +168,13 @@ def _train_on(
     changes = {key: value for key, value in overrides.items() if value}
     given, loaded = data
     changed, prepared = with_data(_changed(directory, changes, spec, registry), given)
-    trainer = Trainer(changed, directory, loaded or prepared, listeners, stop=stop, group=group)
+    trainer = Trainer(changed, directory, loaded or prepared, listeners, stop=stop, group=group, shared=shared)
     trainer.check_same_data()
     if is_longer:
         trainer.check_restorable()
         # only now, when all that the longer run needs is there: it takes the place of what has finished
         directory.lengthen(longer.to_toml(), (directory.newest_position or Position(0)).epoch)
-    trainer.resume()
+    yield from trainer.resumed_steps()
 
 
 def _tell_finished(directory: RunDirectory, listeners: Sequence[object]) -> None:

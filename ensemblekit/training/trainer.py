@@ -8,7 +8,7 @@ its last checkpoint and gives bit-identical results.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from ensemblekit.data.loading import Batch, Data, load_data
 from ensemblekit.data.weighting import weighted_by_class
 from ensemblekit.engines.base import Engine, predicts
 from ensemblekit.engines.settings import EngineSettings
+from ensemblekit.engines.together import SharedStack
 from ensemblekit.members.growing import GrowingMembers
 from ensemblekit.members.layout import run_objective
 from ensemblekit.ranks.group import ALONE, Group
@@ -86,6 +87,19 @@ MAX_KNOWN_BYTES = 2**28
 """Outputs of a frozen member for the training data are computed once up to this size, and else in every step."""
 
 
+Steps = Generator[int, None, None]
+"""A run in training, which yields before each step the number of steps so far."""
+
+
+def finish(steps: Steps) -> None:
+    """Train a run to its end."""
+    try:
+        for _ in steps:
+            pass
+    except KeyboardInterrupt as error:  # a signal may have come between two steps: the run has to know of it too
+        steps.throw(error)
+
+
 class Trainer:
     """Trains the ensemble of one spec in one run directory.
 
@@ -97,6 +111,7 @@ class Trainer:
         device: where to train, if not on the spec's device.
         stop: asks training to stop; it is looked at before every step and every batch of an evaluation.
         group: the processes that train the ensemble together; each has a `Trainer`.
+        shared: the stack in which the run is trained together with others.
 
     Raises:
         UsageError: the spec cannot be trained on this data or on this machine.
@@ -111,6 +126,7 @@ class Trainer:
         device: torch.device | None = None,
         stop: StopRequest | None = None,
         group: Group = ALONE,
+        shared: SharedStack | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.group = group
@@ -148,7 +164,7 @@ class Trainer:
         self.ensemble = EnsembleInTraining(self)
         num_steps = spec.training.epochs * len(self.batch_lengths)
         trained = (self.members, self.objective, self.settings)
-        self.engine = EngineInUse(spec.engine.name, *trained, self._first_batch, num_steps)
+        self.engine = EngineInUse(spec.engine.name, *trained, self._first_batch, num_steps, shared)
         self.evaluator = Evaluator(spec, self.data, self.objective, self.engine.current)
         self.selection = ModelSelection(spec.training.patience)
         self.busy_machine, self.unbounded = BusyMachine(self.device), UnboundedObjective(self.objective.separable)
@@ -178,6 +194,10 @@ class Trainer:
         Raises:
             SpecError: the spec does not fit the loaded data.
         """
+        finish(self.training_steps(registry))
+
+    def training_steps(self, registry: Registry) -> Steps:
+        """Train like `train`, and yield before each step: runs that share a stack are trained step by step."""
         check_data(self.spec, self.data.info)
         check_settings(self.spec, self.data)
         batch, weights = self._first_batch()
@@ -201,7 +221,7 @@ class Trainer:
                 self.directory.begin(resolved.to_toml(), {**environment(self.spec, registry), **facts})
                 check_shared(self.directory.path, self.group)
                 self.saver.save(0)
-                self._run()
+                yield from self._run()
 
     def check_same_data(self) -> None:
         """Raise a `DataError` unless the data is that of the run in the directory."""
@@ -217,6 +237,10 @@ class Trainer:
 
         torch uses as many threads as when the run was started, where it can.
         """
+        finish(self.resumed_steps())
+
+    def resumed_steps(self) -> Steps:
+        """Continue like `resume`, and yield before each step."""
         self.check_same_data()
         recorded = self.directory.environment
         starts_again = self.directory.has_saved_nothing
@@ -235,7 +259,7 @@ class Trainer:
             with self.stop.awaited():
                 if starts_again:
                     self.saver.save(0)
-                self._run()
+                yield from self._run()
 
     def _restore_last(self) -> str:
         """Restore everything from the last checkpoint; says from which."""
@@ -292,7 +316,7 @@ class Trainer:
         splits = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
         fit_members(self.members.states, splits, self.weights, self.spec)
 
-    def _run(self) -> None:
+    def _run(self) -> Steps:
         """Train all epochs that are left, each with a checkpoint, and write the result."""
         num_epochs = self.spec.training.epochs
         self.group.saved(self.saver.last.epoch, self.saver.last.step)
@@ -302,7 +326,7 @@ class Trainer:
             if self.selection.is_exhausted:
                 break
             with torch.random.fork_rng(devices=devices):
-                row = self._epoch(epoch)
+                row = yield from self._epoch(epoch)
             is_best = self.selection.is_best(row)
             self.history.append(row)
             self.hooks.announce("epoch_finished", epoch=epoch, num_epochs=num_epochs, metrics=row)
@@ -311,11 +335,11 @@ class Trainer:
             self.saver.save(epoch, is_best)
         self._finish()
 
-    def _epoch(self, epoch: int) -> dict[str, Any]:
+    def _epoch(self, epoch: int) -> Generator[int, None, dict[str, Any]]:
         """Train one epoch, or what is left of it, and evaluate it; returns its metrics."""
         statistics, engine = self._start_epoch(epoch)
         with self.clock.measure("training") as statistics.elapsed:
-            rate = self._steps(engine, epoch, statistics)
+            rate = yield from self._steps(engine, epoch, statistics)
             self._end_epoch(epoch, statistics)
         seconds = statistics.seconds
         row = {"epoch": epoch, **statistics.means(), "learning_rate": rate}
@@ -364,8 +388,8 @@ class Trainer:
             self.evaluator.forget()
         statistics.is_over = True
 
-    def _steps(self, engine: Engine, epoch: int, statistics: EpochStatistics) -> float:
-        """Train the steps of an epoch that are left; returns the last learning rate."""
+    def _steps(self, engine: Engine, epoch: int, statistics: EpochStatistics) -> Generator[int, None, float]:
+        """Train the steps of an epoch that are left, and yield the number of each; returns the last learning rate."""
         num_steps, first, members = len(self.batch_lengths), statistics.num_steps, statistics.member_indices
         seed, batch_size, num_epochs = self.spec.seed, self.spec.training.batch_size, self.spec.training.epochs
         batches = self.data.train.training_batches(batch_size, seed, epoch, first_step=first)
@@ -376,8 +400,11 @@ class Trainer:
             self._stop_if_asked(epoch, statistics)
             rate = self._learning_rate(epoch - 1 + step / num_steps)
             moment = Moment(epoch, num_epochs, run_step / (num_steps * num_epochs))
+            weights = self._weights(batch, members)
+            engine.prepare_step(batch, weights, rate, run_step, moment)
+            yield run_step
             with self.busy_machine.step(engine):
-                value, outputs = engine.train_step(batch, self._weights(batch, members), rate, run_step, moment)
+                value, outputs = engine.train_step(batch, weights, rate, run_step, moment)
             statistics.add(value, outputs, batch)
             if (step + 1) % CHECK_EVERY == 0:
                 statistics.check_finite(epoch, self.saver.kept)
