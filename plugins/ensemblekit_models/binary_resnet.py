@@ -55,7 +55,7 @@ class BinaryResNet(ImageModel):
 def binarise(values: Tensor, thresholds: Tensor | float = 0.0) -> Tensor:
     """Return -1 below the threshold and +1 from it on; the gradient is 1 where |value| ≤ 1 and 0 elsewhere."""
     if torch.is_grad_enabled():
-        return _StraightThrough.apply(values, thresholds)  # type: ignore[no-any-return, no-untyped-call]
+        return _StraightThrough.apply(values, thresholds)
     return _signs(values, thresholds)
 
 
