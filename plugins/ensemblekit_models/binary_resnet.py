@@ -75,12 +75,12 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0].detach().abs() > 1)
+        ctx.save_for_backward(inputs[0].detach().abs() <= 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (outside,) = ctx.saved_tensors
-        return gradient.masked_fill(outside, 0), None
+        (inside,) = ctx.saved_tensors
+        return gradient * inside, None  # a product keeps the memory format; masked_fill loses channels_last
 
 
 class _BinaryActivation(Noise):
