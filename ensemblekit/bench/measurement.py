@@ -32,7 +32,7 @@ class Entry:
     memory: int | None = None
     """Growth of resident memory, in bytes."""
     gemm_fraction: float | None = None
-    """Rate of useful floating-point operations as a fraction of the measured peak rate of matrix products."""
+    """Rate of useful floating-point operations as a fraction of the measured peak rate (see `GemmMeter`)."""
     cannot_run: str = ""
 
 
@@ -55,7 +55,7 @@ class Result:
     entries: tuple[Entry, ...]
     auto: AutoChoice | None
     gemm_rate: float
-    """Peak rate of matrix products, in floating-point operations per second."""
+    """Peak rate of matrix products or convolutions, in floating-point operations per second."""
     paths: Mapping[str, str]
     """The fast execution paths that the model supports, and why not the others."""
 

@@ -42,15 +42,16 @@ def bench(quick: bool, names: Sequence[str], ranks: bool, output: Path | None, a
     command line changes malloc's settings for its whole process.
 
     The table shows the median time of a step and its spread (half the interquartile range), the speed-up over the
-    loop, the growth of memory in a separate process, and the share of this machine's peak rate of matrix products
-    (1024 × 1024, float32, all cores).
+    loop, the growth of memory in a separate process, and the share of this machine's peak rate of arithmetic: that of
+    a large matrix product or convolution in float32 on all cores, whichever is faster.
 
     Progress and an estimate of the remaining time are on standard error: a line that is renewed on a terminal, plain
     lines elsewhere.
 
     \b
     Workloads: tiny-16, tiny-64, tiny-uncoupled, small-convolutions, small-weighted, real-convolutions,
-    real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16. All of them take about ten minutes.
+    real-uncoupled, snapshot-16, boosting-8, data-pipeline, inference-16, binary-8, mobilenet-8.
+    All of them take some minutes.
 
     With --ranks, the threaded engine in one process takes turns with 1 and 2 ranks, on three of the workloads. The
     table shows the speed relative to one process, the share of time in exchanges (waiting for the slower rank

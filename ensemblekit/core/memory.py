@@ -13,7 +13,7 @@ from pathlib import Path
 SHARE_FOR_DATA = 0.25
 # from glibc's malloc.h
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-_NEVER = 2**31 - 1
+_NEVER = -1
 _CGROUP_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 """Type of the file system of control groups, version 2 or 1, and the file with a group's limit."""
 

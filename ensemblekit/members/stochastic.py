@@ -18,8 +18,7 @@ from ensemblekit.core.seeds import derive_seed
 
 CALLS_PER_STEP = 256
 """How often a layer may sample in one step without repeating the numbers of the next step."""
-_MASK = 0xFFFFFFFF
-_FIRST, _SECOND = 0x21F0AAAD, 0x735A2D97  # odd, and small enough that a product with 32 bits never overflows 64
+_FIRST, _SECOND = 0x21F0AAAD, 0x735A2D97  # odd, and below 2**31
 
 
 class StochasticLayer(nn.Module):
@@ -43,15 +42,22 @@ class StochasticLayer(nn.Module):
         """Whether it samples: in training, and in stochastic passes of a prediction (see `stochastic_pass`)."""
         return self.training or self.in_stochastic_pass
 
-    def uniform(self, shape: torch.Size) -> Tensor:
+    def uniform(self, shape: torch.Size, channels_last: bool = False) -> Tensor:
         """Sample float32 numbers in [0, 1) of a shape (B, …), on the layer's device; each call gives new numbers.
 
         In a stochastic pass of a prediction all samples share them, so that the outputs of a sample do not depend on
         the other samples of its batch.
+
+        Args:
+            shape: (B, …).
+            channels_last: lay out numbers (B, C, H, W) in this memory format. The numbers are the same; operations with
+                tensors of that format are faster.
         """
         step = self.noise_step + self.calls
         self.calls += 1
-        return uniform_numbers(self.noise_key, step, shape[1:] if self.in_stochastic_pass else shape).expand(shape)
+        if self.in_stochastic_pass:
+            return uniform_numbers(self.noise_key, step, shape[1:]).expand(shape)
+        return uniform_numbers(self.noise_key, step, shape, channels_last)
 
 
 Noise = StochasticLayer
@@ -168,18 +174,50 @@ class MemberUniform:
         return numbers
 
 
-def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size) -> Tensor:
-    """Return float32 numbers in [0, 1) of a shape; (K, *shape) if key and step are those of K layers, (K,)."""
-    index = torch.arange(shape.numel(), device=key.device).view(shape)
+def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size, channels_last: bool = False) -> Tensor:
+    """Return float32 numbers in [0, 1) of a shape; (K, *shape) if key and step are those of K layers, (K,).
+
+    Args:
+        key: of the layer, int64.
+        step: number of the call, int64.
+        shape: of the numbers of one layer.
+        channels_last: lay out numbers (B, C, H, W) in this memory format; the numbers themselves are the same.
+    """
+    index = _index(shape, channels_last, key.device)
     key, step = (value.view(*key.shape, *[1] * len(shape)) for value in (key, step))
-    low, high = key & _MASK, key >> 32
-    mixed_key = _hash(_hash(step + low) + high + (step >> 32))
-    return (_hash(_hash(index + mixed_key) + low) >> 8).float() * 2**-24
+    low, high = _low_bits(key), _low_bits(key >> 32)
+    mixed_key = _hash(_hash(_low_bits(step) + low) + high + _low_bits(step >> 32))
+    bits = _hash(_hash(index + mixed_key).add_(low))
+    return (bits >> 8).bitwise_and_(0xFFFFFF).float().mul_(2**-24)
+
+
+def _index(shape: torch.Size, channels_last: bool, device: torch.device) -> Tensor:
+    """Return the 32 low bits of the index of each element."""
+    dtype = torch.int32 if shape.numel() < 2**31 else torch.int64
+    if not (channels_last and len(shape) == 4):
+        return _low_bits(torch.arange(shape.numel(), dtype=dtype, device=device).view(shape))
+    batch, channels, height, width = shape
+    pixels, samples = height * width, torch.arange(batch, dtype=dtype, device=device)
+    pixel = torch.arange(pixels, dtype=dtype, device=device) + samples.mul_(channels * pixels).unsqueeze(1)
+    channel = torch.arange(channels, dtype=dtype, device=device).mul_(pixels)
+    return _low_bits(pixel.view(batch, height, width, 1) + channel).permute(0, 3, 1, 2)
+
+
+def _low_bits(values: Tensor) -> Tensor:
+    """Return the 32 low bits of integers."""
+    return values.to(torch.int32)
 
 
 def _hash(values: Tensor) -> Tensor:
-    """Hash 32 bits, kept in 64-bit integers."""
-    values = values & _MASK
-    values = ((values ^ (values >> 16)) * _FIRST) & _MASK
-    values = ((values ^ (values >> 15)) * _SECOND) & _MASK
-    return values ^ (values >> 15)
+    """Hash 32 bits, in place.
+
+    Signed integers hold them, as torch has no arithmetic for unsigned ones. Products and sums wrap around, and the bits
+    that a shift copies from the sign are cleared.
+    """
+    for shift, factor in ((16, _FIRST), (15, _SECOND)):
+        values.bitwise_xor_(_shifted(values, shift)).mul_(factor)
+    return values.bitwise_xor_(_shifted(values, 15))
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    return (values >> bits).bitwise_and_((1 << (32 - bits)) - 1)

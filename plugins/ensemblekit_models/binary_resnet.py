@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -52,10 +54,33 @@ class BinaryResNet(ImageModel):
 
 def binarise(values: Tensor, thresholds: Tensor | float = 0.0) -> Tensor:
     """Return -1 below the threshold and +1 from it on; the gradient is 1 where |value| ≤ 1 and 0 elsewhere."""
-    signs = torch.where(values >= thresholds, 1.0, -1.0).to(values.dtype)
-    clipped = torch.where(values.abs() > 1, 0.0, values)
-    # The difference is exactly zero and only carries the gradient, or nan where a value is nan.
-    return signs + (clipped - clipped.detach())
+    if torch.is_grad_enabled():
+        return _StraightThrough.apply(values, thresholds)
+    return _signs(values, thresholds)
+
+
+def _signs(values: Tensor, thresholds: Tensor | float) -> Tensor:
+    # Clamping keeps nan, which a comparison would hide. Adding zero makes -0 positive.
+    return torch.copysign(values.clamp(1, 1), (values - thresholds).add_(0.0))
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Signs whose gradient is passed on where |value| ≤ 1."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, thresholds: Tensor | float) -> Tensor:
+        return _signs(values, thresholds)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0].detach().abs() <= 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (inside,) = ctx.saved_tensors
+        return gradient * inside, None  # a product keeps the memory format; masked_fill loses channels_last
 
 
 class _BinaryActivation(Noise):
@@ -66,7 +91,8 @@ class _BinaryActivation(Noise):
     def forward(self, values: Tensor) -> Tensor:
         if self.draws and self.stochastic:
             # A value reaches a threshold that is uniform on (-1, 1] with the probability of the hard sigmoid.
-            return binarise(values, 1 - 2 * self.uniform(values.shape).to(values.dtype))
+            numbers = self.uniform(values.shape, channels_last=values.ndim == 4 and values.stride(1) == 1)
+            return binarise(values, 1 - 2 * numbers.to(values.dtype))
         return binarise(values)
 
 

@@ -16,6 +16,7 @@ from ensemblekit.members.stochastic import (
     make_reproducible,
     set_training_step,
     stochastic_pass,
+    uniform_numbers,
 )
 
 SIZE = torch.Size([100_000])
@@ -45,6 +46,29 @@ def test_neighbours_steps_and_members_are_unrelated():
 def test_numbers_are_a_function_of_key_step_and_place():
     assert torch.equal(layer(3, 7).uniform(SIZE), layer(3, 7).uniform(SIZE))
     assert torch.equal(layer().uniform(torch.Size([10, 20])).flatten(), layer().uniform(torch.Size([200])))
+
+
+def hashed(bits: int) -> int:
+    """Chris Wellons' hash of 32 bits ("lowbias32", as improved by TheIronBorn), on Python's integers."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        bits = ((bits ^ (bits >> shift)) * factor) % 2**32
+    return bits ^ (bits >> 15)
+
+
+@pytest.mark.parametrize("step", [0, 5, 2**40 + 3, -7 * CALLS_PER_STEP])
+@pytest.mark.parametrize("key", [0, 2**31, 2**62 + 2**31 + 12345])
+def test_numbers_are_a_hash_of_key_step_and_index(key, step):
+    numbers = uniform_numbers(torch.tensor(key), torch.tensor(step), torch.Size([50]))
+    mixed = hashed((hashed((step + key) % 2**32) + (key >> 32) + (step >> 32)) % 2**32)
+    bits = [hashed((hashed((index + mixed) % 2**32) + key) % 2**32) for index in range(50)]
+    assert numbers.tolist() == [(each >> 8) / 2**24 for each in bits]
+
+
+def test_the_memory_format_does_not_change_the_numbers():
+    shape = torch.Size([3, 4, 5, 6])
+    numbers = layer().uniform(shape, channels_last=True)
+    assert numbers.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(numbers, layer().uniform(shape))
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
