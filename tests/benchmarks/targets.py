@@ -33,14 +33,6 @@ from ensemblekit.bench.report import csv_text, machine, today
 ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_JAX | ROWS_AGAINST_ITSELF
 ROWS |= ROWS_OF_BUSY_MACHINES | ROWS_OF_CONVOLUTIONS | ROWS_OF_GROWTH | ROWS_OF_RANKS
 ROWS |= ROWS_OF_STREAMING | ROWS_OF_AUTO | ROWS_OF_SWEEPS
-    ROWS_OF_CONVOLUTIONS
-    | ROWS_OF_BUSY_MACHINES
-    | ROWS_OF_GROWTH
-    | ROWS_OF_RANKS
-    | ROWS_OF_STREAMING
-    | ROWS_OF_AUTO
-    | ROWS_OF_SWEEPS
-)
 RESULTS = Path(__file__).parent / "results" / "targets.csv"
 COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
 KEY = ("run", "work", "against")
