@@ -234,8 +234,8 @@ class StackedEngine(Engine):
     def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
         super().__init__(members, objective, settings)
         num_parameters = sum(value.numel() for member in self.members for value in member.network.parameters())
-        is_small = settings.device.type == "cpu" and num_parameters < PARAMETERS_FOR_THREADS
-        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if is_small else nullcontext
+        self.uses_one_thread = settings.device.type == "cpu" and num_parameters < PARAMETERS_FOR_THREADS
+        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if self.uses_one_thread else nullcontext
         """Over how many threads torch spreads an operation."""
 
     @classmethod

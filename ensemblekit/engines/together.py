@@ -72,16 +72,15 @@ class SharedStack:
 
     def _differentiate(self, run: TogetherEngine, step: AnnouncedStep, outputs: Tensor) -> Tensor:
         """Return d objective / d outputs of one run; 0 if its objective fails, of which the run is told later."""
-        batch, leaf = step.batch, outputs.requires_grad_()
+        batch = step.batch
         try:
-            value = run.objective(
-                leaf, batch.targets, step.weights, None, run.indices, step.moment, batch.mix, batch.importance
+            value, gradient = run.objective.value_and_gradient(
+                outputs, batch.targets, step.weights, None, run.indices, step.moment, batch.mix, batch.importance
             )
-            (gradient,) = torch.autograd.grad(value, leaf)
         except Exception as error:  # a hook may raise anything, and the other runs go on
             self.results[run] = error
             return torch.zeros_like(outputs)
-        self.results[run] = value.detach(), leaf.detach()
+        self.results[run] = value, outputs
         return gradient
 
     def _inputs(self, stack: Stack, inputs: Sequence[Tensor]) -> Tensor:

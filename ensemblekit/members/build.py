@@ -17,6 +17,9 @@ from ensemblekit.core.seeds import derive_seed
 from ensemblekit.members.stochastic import make_reproducible, stochastic_layers, stochastic_pass
 from ensemblekit.spec.sections import NetworkPlan
 
+SMALL_NETWORK = 100_000
+"""Parameters of a network that is tried with real numbers."""
+
 
 def build_network(
     plan: NetworkPlan, layout: OutputLayout, info: DataInfo, seed: int, tried: set[Hashable] | None = None
@@ -178,9 +181,13 @@ def _check_outputs(model: Model, network: nn.Module, input_shape: tuple[int, ...
 
 
 def _trial_outputs(model: Model, network: nn.Module, shape: tuple[int, ...]) -> object:
-    """Run the network on a batch in training mode: on the meta device, without arithmetic, if the model allows it."""
+    """Run the network on a batch in training mode: on the meta device, without arithmetic, if the model allows it.
+
+    A small network of torch's own layers is run as it is: its first operation on the meta device would import torch's
+    compiler, which takes longer than a small training.
+    """
     state: dict[str, Tensor] = dict([*network.named_parameters(), *network.named_buffers()])
-    if "meta" in model.unsupported():
+    if "meta" in model.unsupported() or _is_small_and_plain(network):
         # copies of the buffers, so that this batch does not enter the batch-norm statistics
         state = {name: value.detach().clone() for name, value in state.items()}
         inputs = torch.zeros(shape)
@@ -189,6 +196,11 @@ def _trial_outputs(model: Model, network: nn.Module, shape: tuple[int, ...]) -> 
         inputs = torch.empty(shape, device="meta")
     with torch.no_grad():
         return functional_call(network, state, (inputs,))
+
+
+def _is_small_and_plain(network: nn.Module) -> bool:
+    size = sum(value.numel() for value in network.parameters())
+    return size < SMALL_NETWORK and all(type(layer).__module__.startswith("torch.nn.") for layer in network.modules())
 
 
 def _digest(network: nn.Module) -> bytes:

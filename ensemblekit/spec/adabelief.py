@@ -7,6 +7,7 @@ the parameters of many members, that is a third of its time.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -54,6 +55,9 @@ class AdaBelief(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.weight_decouple, self.fixed_decay = weight_decouple, fixed_decay
         self.rectify, self.degenerated_to_sgd = rectify, degenerated_to_sgd
+
+    # torch's own imports its compiler when it is first called, which takes longer than a small training
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step for every parameter that has a gradient."""
