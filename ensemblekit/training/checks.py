@@ -10,7 +10,6 @@ from torch import Tensor
 from ensemblekit.core.composition import PROGRESS, check_composition
 from ensemblekit.core.errors import NumericError, UsageError
 from ensemblekit.core.hooks import RunHooks
-from ensemblekit.core.joining import joined
 from ensemblekit.core.objective import Moment, Objective
 from ensemblekit.core.plugin import PREDICTED, Family
 from ensemblekit.core.seeds import generator
@@ -120,11 +119,11 @@ def check_tensors(tensors: Mapping[str, Tensor], when: str, kept: str) -> None:
         kept: says which checkpoint is kept.
     """
     floats = {name: value for name, value in tensors.items() if value.is_floating_point() and not value.is_meta}
-    if all(bool(values.isfinite().all()) for values in joined(floats.values())):
-        return
-    for name, value in floats.items():
-        if not bool(value.isfinite().all()):
-            kind, index, *_ = name.split(".")
+    for device in {value.device for value in floats.values()}:
+        names = [name for name, value in floats.items() if value.device == device]
+        finite = torch.stack([floats[name].isfinite().all() for name in names])
+        if not bool(finite.all()):
+            kind, index, *_ = names[int((~finite).nonzero()[0])].split(".")
             owners = {"members": f"the weights of member {index}", "methods": f'the state of method "{index}"'}
             what = owners.get(kind, f"the optimizer's state of member {index}")
             raise NumericError(f"{what} became nan or infinite by {when}", kept, LOWER_RATE)

@@ -7,19 +7,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fitting import CPU
 from measured import Measured, Options, Row, faster
 
-from ensemblekit.bench.timing import Timing
+import ensemblekit as ek
+from ensemblekit.bench.timing import Timing, interleaved
+from ensemblekit.core.memory import keep_freed_memory
+from ensemblekit.engines.together import SharedStack
+from ensemblekit.runs.directory import RunDirectory
+from ensemblekit.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 3
 
 
 def together(options: Options) -> Iterator[Measured]:
-    """Eight values of lambda, 16 MLPs each, on digits: the whole command, and the training that the runs record."""
+    """Eight values of lambda, 16 MLPs each, on digits: the whole command, what the runs record, and steps alone."""
     rounds, settings = (1, ["training.epochs=1", "ensemble.members=2"]) if options.smoke else (ROUNDS, [])
     whole: dict[str, list[float]] = {"separate": [], "together": []}
     training: dict[str, list[float]] = {"separate": [], "together": []}
@@ -36,7 +42,36 @@ def together(options: Options) -> Iterator[Measured]:
     yield faster(f"{work}: whole command", "plain sweep", "≥ 3×", timings["separate"], timings["together"], note)
     timings = {name: Timing(tuple(seconds)) for name, seconds in training.items()}
     note = "from the first step to the end of all runs, with evaluations and checkpoints"
-    yield faster(f"{work}: training", "plain sweep", "≥ 3×", timings["separate"], timings["together"], note)
+    yield faster(f"{work}: without start", "plain sweep", "≥ 3×", timings["separate"], timings["together"], note)
+    yield steps(options)
+
+
+def steps(options: Options) -> Measured:
+    """Training steps alone, of eight runs in one stack against the same runs in stacks of their own."""
+    members, number, rounds = (2, 2, 1) if options.smoke else (16, 50, 7)
+    keep_freed_memory()
+
+    def trained(shared: SharedStack | None) -> Callable[[], None]:
+        engines = []
+        for index in range(8):
+            overrides = {"ensemble.members": members, "method.lambda": index / 10, "engine.name": "stacked"}
+            spec = ek.load_spec(ROOT / "specs" / "digits.toml", overrides)
+            trainer = Trainer(spec, RunDirectory(Path("unused")), device=CPU, shared=shared)
+            engines.append(trainer.engine.current())
+        batch = next(iter(trainer.data.train.training_batches(64, 0, 1)))
+
+        def work() -> None:
+            for step in range(number):
+                for engine in engines:
+                    engine.prepare_step(batch, None, 1e-3, step)
+                for engine in engines:
+                    engine.train_step(batch, None, 1e-3, step)
+
+        return work
+
+    timings = interleaved({"separate": trained(None), "together": trained(SharedStack())}, rounds)
+    work = "steps of 8 runs in one stack, M=16 MLPs, digits"
+    return faster(work, "each run in its own stack", "≥ 3×", timings["separate"], timings["together"], "engine stacked")
 
 
 def sweep(settings: list[str], flags: list[str]) -> tuple[float, float]:

@@ -47,7 +47,8 @@ def trainer(method: dict, model: dict, device: str, engine: str = "stacked", ens
 
 def whole_epoch(made: Trainer) -> EpochStatistics:
     statistics, engine = made._start_epoch(1)
-    made._steps(engine, 1, statistics)
+    for _ in made._steps(engine, 1, statistics):
+        pass  # it pauses before each step
     return statistics
 
 
