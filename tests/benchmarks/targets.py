@@ -14,11 +14,12 @@ from measured import Measured, Options
 from rows_against_itself import ROWS_AGAINST_ITSELF
 from rows_against_others import ROWS_AGAINST_OTHERS
 from rows_of_growth import ROWS_OF_GROWTH
+from rows_of_inference import ROWS_OF_INFERENCE
 from rows_of_ranks import ROWS_OF_RANKS
 
 from ensemblekit.bench.report import csv_text, machine, today
 
-ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_ITSELF | ROWS_OF_GROWTH | ROWS_OF_RANKS
+ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_ITSELF | ROWS_OF_GROWTH | ROWS_OF_INFERENCE | ROWS_OF_RANKS
 RESULTS = Path(__file__).parent / "results" / "targets.csv"
 COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
 KEY = ("run", "work", "against")
