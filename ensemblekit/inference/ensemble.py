@@ -48,7 +48,8 @@ class Ensemble(nn.Module):
     prepared as the training rows were.
 
     In evaluation mode outputs have no gradients, unless the inputs require gradients or `enable_grad` is true. On a
-    CPU such predictions use copies of the members that are folded for inference, each on a core of its own. Changes of
+    CPU such predictions use copies of the members that are folded for inference, each on a core of its own; small
+    batches are computed in the calling thread, by all members as one network with stacked parameters. Changes of
     the members' weights are noticed (by the tensors' version counters, which only writing to ``parameter.data``
     bypasses), and new copies are made.
 
@@ -343,9 +344,7 @@ class Ensemble(nn.Module):
         outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
         combiner = self._current_combiner()
-        return self.loss.probabilities(
-            combiner.restored(combiner.combine_networks(outputs, self._num_passes(outputs)))
-        )
+        return self.loss.probabilities(combiner.restored(combiner.combine_networks(outputs, self._num_passes(outputs))))
 
     def predict_sets(self, inputs: Any) -> list[list[str]] | list[list[int]]:
         """Predict a set of classes for each input, which holds the true one with the probability of the run's sets.

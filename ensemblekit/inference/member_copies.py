@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from ensemblekit.core.threads import one_thread
 from ensemblekit.engines.stacked_layers import StackedNetwork
@@ -29,6 +30,10 @@ SMALL_SAMPLES = {"stacked": 256, "in turn": 8}
 STACK_TOLERANCE = 1e-4
 """How much a stack may differ from its members, as a share of the largest output: far above rounding."""
 
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""Layers that may get their first child later."""
+_WITHOUT_MODES = (*_CONTAINERS, nn.Conv2d, nn.Linear, nn.ReLU, nn.Flatten, nn.MaxPool2d, nn.Identity)
+"""Layers, exactly of these classes, that compute the same in training."""
 _version, _training = attrgetter("_version"), attrgetter("training")
 
 
@@ -36,20 +41,24 @@ class Watch:
     """Notices changes of networks: of layers and hooks, and of tensors and their values.
 
     Values are compared by the tensors' addresses and version counters, which only writing to ``parameter.data``
-    bypasses. It is asked before every prediction, and therefore avoids loops in Python.
+    bypasses. It is asked before every prediction, when the networks' many small objects are no longer in the cache:
+    therefore it looks at as few of them as it can, and avoids loops in Python.
     """
 
-    def __init__(self, networks: nn.Module) -> None:
-        self.layers = list(networks.modules())
-        self.children = [layer._modules for layer in self.layers]
-        self.tensor_names = [names for layer in self.layers for names in (layer._parameters, layer._buffers)]
-        self.hooks = [hooks for layer in self.layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks)]
-        self.parts = [*self.children, *self.tensor_names]
+    def __init__(self, networks: nn.ModuleList) -> None:
+        layers = list(networks.modules())
+        self.with_modes = [*networks, *(layer for layer in layers if type(layer) not in _WITHOUT_MODES)]
+        """The networks, and the layers that may compute something else in training."""
+        tensor_names = [names for layer in layers for names in (layer._parameters, layer._buffers) if names]
+        containers = [layer._modules for layer in layers if layer._modules or isinstance(layer, _CONTAINERS)]
+        self.parts: list[dict[str, Any]] = [*containers, *tensor_names]
         self.objects = self._objects()
+        self.hooks = [hooks for layer in layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks)]
         self.hook_counts = list(map(len, self.hooks))
+        self.next_hook = RemovableHandle.next_id
         # batch norm counts its batches where it also changes its statistics
-        named = [item for names in self.tensor_names for item in names.items() if item[1] is not None]
-        self.tensors = [tensor for name, tensor in named if name != "num_batches_tracked"]
+        named = [item for names in tensor_names for item in names.items() if item[0] != "num_batches_tracked"]
+        self.tensors: list[Tensor] = [tensor for _, tensor in named if tensor is not None]
         self.has_versions = not any(tensor.is_inference() for tensor in self.tensors)
         self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
         self.dtype = next((tensor.dtype for tensor in self.tensors if tensor.is_floating_point()), torch.float32)
@@ -64,9 +73,17 @@ class Watch:
         objects = self._objects()
         if len(objects) != len(self.objects) or not all(map(is_, objects, self.objects)):
             return False
-        if (any(self.hooks) or any(self.hook_counts)) and list(map(len, self.hooks)) != self.hook_counts:
+        if not self._has_same_hooks:
             return False
         return not self.tensors or (self.tensors[0].device == self.device and self._has_same_type)
+
+    @property
+    def _has_same_hooks(self) -> bool:
+        # torch numbers all hooks of a process: without a new number, there can only be fewer of them
+        if self.next_hook == RemovableHandle.next_id and not any(self.hook_counts):
+            return True
+        self.next_hook = RemovableHandle.next_id
+        return list(map(len, self.hooks)) == self.hook_counts
 
     @property
     def _has_same_type(self) -> bool:
@@ -77,7 +94,7 @@ class Watch:
     @property
     def in_evaluation(self) -> bool:
         """Whether all layers are in evaluation mode."""
-        return not any(map(_training, self.layers))
+        return not any(map(_training, self.with_modes))
 
     def values(self) -> list[int] | None:
         """Return numbers that change with the values of the tensors; None if tensors do not count their versions."""
@@ -127,7 +144,7 @@ class MemberCopies:
             return None
         with torch.no_grad(), one_thread():
             if self._stack is None:
-                self._stack = stack_of(self.members, inputs)
+                self._stack = stack_of(self.members, inputs, self.channels_last)
                 self.can_stack = self._stack is not None
             return None if self._stack is None else self._stack(inputs)
 
@@ -167,26 +184,39 @@ class StackedMembers:
 
     Args:
         networks: copies of the members that are folded for inference.
+        channels_last: whether they compute images in that memory format.
     """
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def __init__(self, networks: Sequence[nn.Module], channels_last: bool) -> None:
+        self.channels_last = channels_last
         states: list[dict[str, Tensor]] = [dict(chain(n.named_parameters(), n.named_buffers())) for n in networks]
         self.tensors = {name: torch.stack([state[name] for state in states]).detach() for name in states[0]}
+        if channels_last:  # convolutions of all members are computed as groups of one convolution
+            self.tensors = {name: _filters_last(tensor) for name, tensor in self.tensors.items()}
         self.network = StackedNetwork(deepcopy(networks[0]).to("meta"))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Compute outputs (M, B, C) for inputs (B, …) in evaluation mode."""
+        if self.channels_last and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         return self.network(self.tensors, inputs)
 
 
-def stack_of(members: Sequence[nn.Module], inputs: Tensor) -> StackedMembers | None:
+def _filters_last(tensor: Tensor) -> Tensor:
+    """Return stacked filters (M, O, I, H, W) with the memory format channels_last; other tensors as they are."""
+    if tensor.ndim != 5:
+        return tensor
+    return tensor.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, tensor.shape[:2])
+
+
+def stack_of(members: Sequence[nn.Module], inputs: Tensor, channels_last: bool = False) -> StackedMembers | None:
     """Return the members as one stack; None unless it gives their outputs for these inputs, up to rounding."""
     networks = [folded(member)[0] for member in members]
     if len({repr(network) for network in networks}) > 1:
         return None
     expected = torch.stack([network(inputs) for network in networks])
     try:
-        stack = StackedMembers(networks)
+        stack = StackedMembers(networks, channels_last)
         outputs: Any = stack(inputs)
     except (RuntimeError, ValueError, TypeError, KeyError, NotImplementedError):
         return None  # a network that vmap cannot compute, which its model need not know

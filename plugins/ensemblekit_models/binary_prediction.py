@@ -8,6 +8,7 @@ sign between two convolutions are a threshold on an integer, which is part of th
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class SignConv2d(nn.Module):
         """Add the outputs to float32 sums (B, O, H, W), in place."""
         weights = (self.packed, self.scale, self.zero)
         operator = torch.ops.onednn.qconv2d_pointwise.binary
-        options = (1.0, 0, torch.float32, 1.0, 0, "sum", 1.0, "none", [], "")
+        options: tuple[Any, ...] = (1.0, 0, torch.float32, 1.0, 0, "sum", 1.0, "none", [], "")
         outputs: Tensor = operator(activations, 1.0, 0, *weights, sums, self.offset, *_GEOMETRY, *options)
         return outputs
 

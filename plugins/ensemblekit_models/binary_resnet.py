@@ -133,9 +133,9 @@ class _Block(nn.Module):
             return None
         if not all(bool(tensor.isfinite().all()) for tensor in tensors):
             return None  # signs would hide nan
-        first_norm, _, first, second_norm, _, second = self.residual
-        signs = [binarise(layer.weight) for layer in (first, second)]
-        return IntegerBlock([first_norm, second_norm], signs, self.gain, self.pool)
+        norms = [layer for layer in self.residual if isinstance(layer, nn.BatchNorm2d)]
+        signs = [binarise(layer.weight) for layer in self.residual if isinstance(layer, _BinaryConv2d)]
+        return IntegerBlock(norms, signs, self.gain, self.pool)
 
     def forward(self, sums: Tensor) -> Tensor:
         return self.pool(torch.add(sums, self.residual(sums), alpha=self.gain))
