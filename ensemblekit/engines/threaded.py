@@ -86,6 +86,6 @@ class FoldingPart(MemberPart):
         if self.settings.compile or self.settings.bf16:
             return super().compute(inputs, passes)
         if self.folded is None:
-            self.folded = FoldedMember(self.network, self.channels_last)
+            self.folded = FoldedMember(self.network, self.channels_last, self.settings.passes is not None)
         outputs = self.folded(inputs if self.keys is None else inputs[0], passes)
         return outputs if isinstance(self.member.model, Family) else outputs.unsqueeze(1)

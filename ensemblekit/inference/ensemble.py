@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.losses import Loss
 from ensemblekit.core.outputs import pad
-from ensemblekit.core.plugin import Method
+from ensemblekit.core.plugin import Family, Method
 from ensemblekit.core.tasks import TASKS
 from ensemblekit.core.threads import ThreadPool
 from ensemblekit.data.scaling import TargetScaling
@@ -28,13 +29,13 @@ from ensemblekit.inference.combining import Combiner
 from ensemblekit.inference.conformal import Conformal, uniform_by_input
 from ensemblekit.inference.coverage import values_and_spreads
 from ensemblekit.inference.inputs import as_inputs, prepared_frame
+from ensemblekit.inference.member_copies import MemberCopies, Watch
 from ensemblekit.inference.outputs import check_finite
-from ensemblekit.members.folding import FoldedMember
 from ensemblekit.members.layout import run_objective
 from ensemblekit.members.stochastic import MemberUniform, outputs_of_passes
 from ensemblekit.spec.sections import NetworkPlan, Spec
 
-_REBUILT = ("_objective", "_pool", "_folded", "_anytime")
+_REBUILT = ("_objective", "_pool", "_watch", "_copies", "_last_combiner", "_anytime")
 """Attributes that belong to a process; a copy gets its own."""
 
 
@@ -47,7 +48,8 @@ class Ensemble(nn.Module):
     prepared as the training rows were.
 
     In evaluation mode outputs have no gradients, unless the inputs require gradients or `enable_grad` is true. On a
-    CPU such predictions use copies of the members that are folded for inference, each on a core of its own. Changes of
+    CPU such predictions use copies of the members that are folded for inference, each on a core of its own; small
+    batches are computed in the calling thread, by all members as one network with stacked parameters. Changes of
     the members' weights are noticed (by the tensors' version counters, which only writing to ``parameter.data``
     bypasses), and new copies are made.
 
@@ -101,7 +103,9 @@ class Ensemble(nn.Module):
         self._objective = run_objective(self.spec, self.info, self.methods)
         self._passes = self._objective.hooks.passes(self.spec.ensemble.members)
         self._pool, self._parallel = ThreadPool(), True
-        self._folded: _FoldedMembers | None = None
+        self._watch: Watch | None = None
+        self._copies: MemberCopies | None = None
+        self._last_combiner: tuple[tuple[Any, ...], Combiner] | None = None
         self._anytime: dict[float | None, Anytime] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,7 +116,7 @@ class Ensemble(nn.Module):
         self._rebuild()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Ensemble:
-        self._folded = None  # its memory is not needed where the members go
+        self._watch = self._copies = None  # their memory is not needed where the members go
         moved: Ensemble = super()._apply(fn, recurse)
         return moved
 
@@ -146,6 +150,13 @@ class Ensemble(nn.Module):
             self.conformal,
         )
 
+    def _current_combiner(self) -> Combiner:
+        """Return the combiner after a prediction, made anew only if something in it has changed since the last one."""
+        parts = (self._watch, self.fitted, self.target_scaling, self.calibration, self.conformal)
+        if self._last_combiner is None or not all(map(is_, parts, self._last_combiner[0])):
+            self._last_combiner = (parts, self.combiner)
+        return self._last_combiner[1]
+
     @property
     def _indices(self) -> list[int]:
         """The indices of the members that predict in the spec; of the networks, if those are not members."""
@@ -156,13 +167,13 @@ class Ensemble(nn.Module):
     @property
     def device(self) -> torch.device:
         """The device of its members."""
-        tensors = (*self.members.parameters(), *self.members.buffers())
-        return tensors[0].device if tensors else torch.device("cpu")
+        tensor = next(chain(self.members.parameters(), self.members.buffers()), None)
+        return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point type of its members."""
-        tensors = (*self.members.parameters(), *self.members.buffers())
+        tensors = chain(self.members.parameters(), self.members.buffers())
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
 
     def as_inputs(self, inputs: Any, device: torch.device) -> Tensor:
@@ -171,9 +182,12 @@ class Ensemble(nn.Module):
         Raises:
             DataError: the inputs have another shape, are not numbers, or lack a column.
         """
+        return self._as_inputs(inputs, device, self.dtype)
+
+    def _as_inputs(self, inputs: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
         prepared = prepared_frame(self.spec.data, self.preparation, inputs)
         batch = inputs if prepared is None else prepared.inputs
-        return as_inputs(batch, self.info.input_shape, self.transform, device, self.dtype)
+        return as_inputs(batch, self.info.input_shape, self.transform, device, dtype)
 
     def member_outputs(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the members' raw outputs (M, B, C); (S · M, B, C) of S stochastic passes, the first pass first.
@@ -206,24 +220,27 @@ class Ensemble(nn.Module):
 
         With `networks`, only those of these indices are computed.
         """
+        watch = self._watch_members()
+        inputs = self._as_inputs(inputs, watch.device, watch.dtype)
+        in_evaluation = watch.in_evaluation
+        with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
+        is_fast = inputs.device.type == "cpu" and in_evaluation and not with_grad
+        is_fast = is_fast and self.spec.engine.precision != "bf16"
+        width = None if self._objective.layout is None else self._objective.layout.width
+        if is_fast and networks is None and (stacked := self._member_copies(watch).stacked_outputs(inputs)) is not None:
+            return pad(stacked, width)
         chosen = range(len(self.members)) if networks is None else networks
         members, plans = [self.members[index] for index in chosen], [self.plans[index] for index in chosen]
-        inputs = self.as_inputs(inputs, self.device)
-        in_evaluation = not any(layer.training for member in self.members for layer in member.modules())
-        with_grad = torch.is_grad_enabled() and (enable_grad or not in_evaluation or inputs.requires_grad)
         passes = self._passes if in_evaluation else None
         views = [self._view(inputs, plan) for plan in plans]
         with torch.set_grad_enabled(with_grad), nullcontext() if passes is None else self._pool.lock:
             if self.spec.engine.precision == "bf16":
                 outputs = [self._in_bf16(*pair, passes) for pair in zip(members, views, strict=True)]
-            elif inputs.device.type == "cpu" and in_evaluation and not with_grad:
-                folded = self._folded_members()
-                pairs = list(zip([folded[index] for index in chosen], views, strict=True))
-                work: Callable[[Any], Tensor] = lambda pair: pair[0](pair[1], passes)  # noqa: E731
-                outputs = self._pool.map(work, pairs) if self._parallel else [work(pair) for pair in pairs]
+            elif is_fast:
+                spread = self._pool.map if self._parallel else lambda work, pairs: list(map(work, pairs))
+                outputs = self._member_copies(watch).outputs(chosen, views, passes, spread)
             else:
                 outputs = [outputs_of_passes(*pair, passes) for pair in zip(members, views, strict=True)]
-            width = None if self._objective.layout is None else self._objective.layout.width
             # (S, B, C) of a member, (S, K, B, C) of a family
             rows = [pad(each if each.ndim == 4 else each.unsqueeze(1), width) for each in outputs]
             return torch.cat(rows, dim=1).flatten(0, 1)
@@ -243,21 +260,33 @@ class Ensemble(nn.Module):
         with torch.autocast(inputs.device.type, torch.bfloat16):
             return outputs_of_passes(member, inputs, passes).float()
 
-    def _folded_members(self) -> list[FoldedMember]:
-        tensors = [*self.members.parameters(), *self.members.buffers()]
-        hooks = [len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in self.members.modules()]
-        has_versions = not any(tensor.is_inference() for tensor in tensors)
-        state = [*((tensor.data_ptr(), tensor._version) for tensor in tensors), *hooks] if has_versions else []
-        if not has_versions or self._folded is None or self._folded.state != state:
+    def _watch_members(self) -> Watch:
+        """Return what watches the members, renewed if they have other layers or tensors."""
+        if self._watch is None or not self._watch.is_same_structure:
+            self._watch, self._copies = Watch(self.members), None
+        return self._watch
+
+    def _member_copies(self, watch: Watch) -> MemberCopies:
+        """Return copies of the members with their current weights."""
+        if self._copies is None or not self._copies.is_current:
             channels_last = all("channels_last" not in plan.group.model.unsupported() for plan in self.plans)
-            folded = [FoldedMember(member, channels_last) for member in self.members]
-            self._folded = _FoldedMembers(state, [tensor.detach() for tensor in tensors], folded)
-        return self._folded.members
+            stochastic = self._passes is not None
+            self._copies = MemberCopies(list(self.members), watch, channels_last, self._can_stack(), stochastic)
+        return self._copies
+
+    def _can_stack(self) -> bool:
+        """Return whether the members may be computed as one network with stacked parameters."""
+        model = self.plans[0].group.model
+        if len({plan.group.model.key for plan in self.plans}) > 1 or len(self.members) < 2 or self._passes is not None:
+            return False
+        is_trained_alone = not isinstance(model, Family) and not model.fitted
+        return is_trained_alone and "vmap" not in model.unsupported() and not self._objective.members.have_views
 
     def forward(self, inputs: Any, enable_grad: bool = False) -> Tensor:
         """Compute the ensemble's raw output (B, C); arguments as for `member_outputs`."""
         outputs = self.network_outputs(inputs, enable_grad)
-        return self.combiner.restored(self.combine_networks(outputs))
+        combiner = self._current_combiner()
+        return combiner.restored(combiner.combine_networks(outputs, self._num_passes(outputs)))
 
     def combine_networks(self, outputs: Tensor) -> Tensor:
         """Combine the outputs of all networks to the ensemble's, as it learnt them."""
@@ -314,7 +343,8 @@ class Ensemble(nn.Module):
             raise UsageError("a risk is for predictions that stop early", "risk", "add stop_when_sure=True")
         outputs = self.network_outputs(inputs, enable_grad)
         check_finite(outputs, lambda index: f"input {index}")
-        return self.loss.probabilities(self.combiner.restored(self.combine_networks(outputs)))
+        combiner = self._current_combiner()
+        return self.loss.probabilities(combiner.restored(combiner.combine_networks(outputs, self._num_passes(outputs))))
 
     def predict_sets(self, inputs: Any) -> list[list[str]] | list[list[int]]:
         """Predict a set of classes for each input, which holds the true one with the probability of the run's sets.
@@ -400,14 +430,3 @@ class Ensemble(nn.Module):
             check_finite(outputs, lambda index: f"input {index}")
             combined = self.combiner.restored(self.combine_networks(outputs))
             return TASKS[self.info.task].predict(combined, self.loss, self.classes)
-
-
-@dataclass(frozen=True)
-class _FoldedMembers:
-    """Copies of the members that are folded for inference, and the weights that they were made from."""
-
-    state: list[Any]
-    """Address and version of each tensor, and the number of each layer's hooks."""
-    tensors: list[Tensor]
-    """Referenced, so that no other tensor can get one of these addresses."""
-    members: list[FoldedMember]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ensemblekit import Noise, Problem
+from ensemblekit_models.binary_prediction import IntegerBlock, has_integer_convolutions
 from ensemblekit_models.image_model import ImageModel, too_many_poolings
 from ensemblekit_models.softmax import SOFTMAX
 
@@ -103,6 +104,14 @@ class _RealInputConv2d(nn.Conv2d):
         gain = self.weight[0].numel() ** -0.5
         return functional.conv2d(images, binarise(self.weight), self.bias, padding=self.padding) * gain
 
+    def for_prediction(self) -> nn.Module:
+        """Return a convolution with the signs, which are then not computed anew in each call."""
+        layer = nn.Conv2d(self.in_channels, self.out_channels, kernel_size=3, padding=1, device="meta")
+        gain = self.weight[0].numel() ** -0.5
+        layer.weight = nn.Parameter(binarise(self.weight) * gain)
+        layer.bias = None if self.bias is None else nn.Parameter(self.bias * gain)
+        return layer
+
 
 class _BinaryConv2d(nn.Conv2d):
     """Weights of ±1 on activations of ±1; the padding is -1, since 0 is not a binary value."""
@@ -141,6 +150,18 @@ class _Block(nn.Module):
         )
         self.gain = (9 * width) ** -0.5  # scales a sum of 9 W signs to unit variance
         self.pool = nn.MaxPool2d(2)
+
+    def for_prediction(self) -> nn.Module | None:
+        """Return the block with packed weights and 8-bit integers; None where torch cannot compute these."""
+        tensors = [*self.parameters(), *self.residual.buffers()]
+        is_float32 = all(tensor.dtype == torch.float32 for tensor in self.parameters())
+        if not is_float32 or any(tensor.device.type != "cpu" for tensor in tensors) or not has_integer_convolutions():
+            return None
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+            return None  # signs would hide nan
+        norms = [layer for layer in self.residual if isinstance(layer, nn.BatchNorm2d)]
+        signs = [binarise(layer.weight) for layer in self.residual if isinstance(layer, _BinaryConv2d)]
+        return IntegerBlock(norms, signs, self.gain, self.pool)
 
     def forward(self, sums: Tensor) -> Tensor:
         return self.pool(torch.add(sums, self.residual(sums), alpha=self.gain))

@@ -24,6 +24,7 @@ from rows_of_auto import PARTS_OF_AUTO, ROWS_OF_AUTO
 from rows_of_busy_machines import ROWS_OF_BUSY_MACHINES
 from rows_of_convolutions import ROWS_OF_CONVOLUTIONS
 from rows_of_growth import ROWS_OF_GROWTH
+from rows_of_inference import ROWS_OF_INFERENCE
 from rows_of_ranks import ROWS_OF_RANKS
 from rows_of_streaming import ROWS_OF_STREAMING
 from rows_of_sweeps import ROWS_OF_SWEEPS
@@ -32,7 +33,7 @@ from ensemblekit.bench.report import csv_text, machine, today
 
 ROWS = ROWS_AGAINST_OTHERS | ROWS_AGAINST_JAX | ROWS_AGAINST_ITSELF
 ROWS |= ROWS_OF_BUSY_MACHINES | ROWS_OF_CONVOLUTIONS | ROWS_OF_GROWTH | ROWS_OF_RANKS
-ROWS |= ROWS_OF_STREAMING | ROWS_OF_AUTO | ROWS_OF_SWEEPS
+ROWS |= ROWS_OF_INFERENCE | ROWS_OF_STREAMING | ROWS_OF_AUTO | ROWS_OF_SWEEPS
 RESULTS = Path(__file__).parent / "results" / "targets.csv"
 COLUMNS = ("date", "machine", "command", "run", "work", "against", "asked", "ratio", "low", "high", "note")
 KEY = ("run", "work", "against")
