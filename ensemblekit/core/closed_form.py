@@ -19,7 +19,7 @@ from ensemblekit.core.verification import implemented_hooks
 if TYPE_CHECKING:
     from ensemblekit.core.losses import Loss
 
-OBJECTIVE_HOOKS = {"combine", "member_loss", "ensemble_loss", "select_members"}
+LOSS_HOOKS = {"member_loss", "ensemble_loss", "select_members"}
 
 
 def linear_terms_of(methods: Sequence[Method], loss: Loss) -> Callable[[int], tuple[float, float] | None]:
@@ -27,14 +27,16 @@ def linear_terms_of(methods: Sequence[Method], loss: Loss) -> Callable[[int], tu
 
     A subclass that overrides a hook, or the formula of a loss, without overriding what depends on it is not trusted.
     """
-    decisive = [method for method in methods if OBJECTIVE_HOOKS & set(implemented_hooks(type(method)))]
+    decisive = [method for method in methods if LOSS_HOOKS & set(implemented_hooks(type(method)))]
+    combining = [method for method in methods if "combine" in implemented_hooks(type(method))]
     loss_is_known = is_up_to_date(type(loss), "value_and_gradient", ("per_sample", "__call__"))
     if not loss_is_known or len(decisive) > 1:
         return lambda num_members: None
-    if not decisive:
+    if not decisive:  # without a loss of the ensemble, it does not matter how outputs are combined
         return lambda num_members: (1 / num_members, 0.0)
     (method,) = decisive
-    is_known = is_up_to_date(type(method), "linear_terms", OBJECTIVE_HOOKS)
+    is_mean = not any(method.combines_in_training for method in combining)
+    is_known = is_mean and is_up_to_date(type(method), "linear_terms", LOSS_HOOKS)
     return method.linear_terms if is_known else lambda num_members: None
 
 

@@ -165,6 +165,9 @@ class Method(Plugin):
     needs_frozen_members: ClassVar[bool] = True
     """Whether the objective uses the outputs of frozen members; if not, training does not compute them."""
 
+    combines_in_training: ClassVar[bool] = True
+    """Whether `combine`, if it is implemented, may return something in training; if not, it is only for predictions."""
+
     def separable(self) -> bool | None:
         """Return whether each member's term of the objective depends on its own outputs alone.
 

@@ -33,6 +33,7 @@ class Stacking(Method):
         "weights: f = sum_i w_i h_i,  w = argmin of the held-out mean of l(f, y),  w_i >= 0,  sum_i w_i = 1\n"
         "linear: f_c = sum_i w_ic h_ic,  w = argmin of the held-out mean of l(f, y) + (penalty / 2) sum (w_ic - 1/M)^2"
     )
+    combines_in_training = False
 
     form: Literal["weights", "linear"] = Field(
         "weights", description="a weighted mean; or a weight of any sign for each member and output"

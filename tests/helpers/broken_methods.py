@@ -23,6 +23,7 @@ CORRECT = "gradients match finite differences"
 ONE_MEMBER = "it works with one member"
 ORDER = "the order of samples does not matter"
 SEPARABLE = "a separable objective is the sum over its members"
+LINEAR = "linear terms agree with the hooks"
 PURE = "hooks are deterministic and keep no state"
 WEIGHTS = "sample weights are valid and drawn per member"
 FITTED = "fitting the combiner is deterministic"
@@ -321,6 +322,17 @@ class FreezesTheWrongOne(Good):
         ensemble.freeze(99)
 
 
+class ClaimsOtherTerms(Good):
+    """Says that its objective is another one than its hooks compute."""
+
+    def linear_terms(self, num_members: int) -> tuple[float, float]:
+        return 1 / num_members, 0.0
+
+    @hookimpl
+    def member_loss(self, outputs: Tensor, target: Tensor, loss: Loss) -> Tensor:
+        return loss(outputs, target)
+
+
 class CallsBackward(Good):
     """Computes gradients itself."""
 
@@ -370,7 +382,8 @@ FAULTS: list[tuple[type[Method], set[str], tuple[str, ...]]] = [
         ("every member is frozen at the start of epoch 1", "leave a member that learns"),
     ),
     (FreezesTheWrongOne, {RESUMES, STATE}, ("there is no member 99", "ensemble.freeze(99)")),
-    (CallsBackward, {FINITE, CORRECT, ONE_MEMBER}, ("calls backward()", "CallsBackward.member_loss")),
+    (ClaimsOtherTerms, {LINEAR}, ("the objective and the gradient that the hooks give", "linear_terms gives")),
+    (CallsBackward, {FINITE, CORRECT, ONE_MEMBER, LINEAR}, ("calls backward()", "CallsBackward.member_loss")),
     (RefusesEverything, {RESULTS}, ("not today", "tried: 3, 2, 4 members", "RefusesEverything.check_spec")),
     (HasNoOpinion, {RESULTS}, ("an iterable of Problem from check_spec()", "got: None", "HasNoOpinion.check_spec")),
 ]
