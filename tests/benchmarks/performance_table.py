@@ -65,13 +65,17 @@ def judged(runs: Rows) -> str:
     """The range over the runs, and whether all of them, some or none reach the target."""
     sign, bound, _ = _target(runs)
     text = measured(runs) + (f" in {len(runs)} runs" if len(runs) > 1 else " in one run")
+    if not sign:
+        return text
     ratios = [float(run["ratio"]) for run in runs]
     reached = [ratio >= float(bound) if sign == "≥" else ratio <= float(bound) for ratio in ratios]
     return f"**{text}**" if all(reached) else f"{text}, not always" if any(reached) else f"{text}, not reached"
 
 
 def _target(runs: Rows) -> tuple[str, str, str]:
-    """Sign, bound and unit."""
+    """Sign, bound and unit; empty for a row that says how things are and has no target."""
+    if runs[0]["asked"] == "–":
+        return "", "", ""
     sign, bound, unit = re.fullmatch(r"([≥≤]) ([\d.]+)(.*)", runs[0]["asked"]).groups()
     return sign, bound, unit
 
