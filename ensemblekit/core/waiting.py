@@ -1,8 +1,9 @@
 """How the threads of one operation wait for each other: by spinning for a moment, then by sleeping.
 
 By default, threads of GNU's OpenMP, which torch uses on Linux, spin for milliseconds. Where another program has one of
-the cores, they burn the time in which the thread that they wait for could run: steps of the stacked engine became 6 to
-20 times slower, and with this limit 2.5 to 3 times, for 3 to 7 % of the speed on an idle machine.
+the cores, they burn the time in which the thread that they wait for could run: with a busy program on each core, steps
+of the stacked engine became 4 to 23 times slower, and with this limit 2.5 to 3.2 times, for 3 to 7 % of the speed on an
+idle machine.
 """
 
 from __future__ import annotations
