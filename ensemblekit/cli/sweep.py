@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 @click.option(
     "--together",
     is_flag=True,
-    help="Train runs that differ only in the method's parameters or the seed at once, as one stack of networks. Pays "
-    "for small networks; results are equal within rounding.",
+    help="Train runs that differ only in the method's parameters or the seed at once, as one stack of networks. Saves "
+    "time only for few, small members; results are equal within rounding.",
 )
 @click.option("--retry-failed", is_flag=True, help="Also resume runs that have failed.")
 @click.option("--dry-run", is_flag=True, help="Print the runs and an estimate of the time, from a few measured steps.")
