@@ -105,10 +105,10 @@ def only_the_large_network_fits_the_training_data(rows: Rows) -> None:
 def diversity_grows_with_lambda_and_the_mean_small_member_gets_worse(rows: Rows) -> None:
     """Findings 3a and, for the small network, 3b of specs/reproduction.
 
-    Means of two seeds, from sweeps with seed = 0, 100 and 200: the ratio of the diversities of λ = 1 and λ = 0 was 2.3 to
-    3.0 for binary members, 3.2 to 3.9 for small ones and 6.2 to 6.8 for large ones. The accuracy of the mean member fell
-    by 9 to 12 points for small members; for binary ones it fell by 1.5 to 6.3, but not with every seed, and for large
-    ones by only 1 to 1.6.
+    Means of two seeds, from sweeps with seed = 0, 100 and 200: the ratio of the diversities of λ = 1 and λ = 0 was
+    2.3 to 3.0 for binary members, 3.2 to 3.9 for small ones and 6.2 to 6.8 for large ones. The accuracy of the mean
+    member fell by 9 to 12 points for small members; for binary ones it fell by 1.5 to 6.3, but not with every seed, and
+    for large ones by only 1 to 1.6.
     """
     for model in MODELS:
         none, half, full = (rows[model, lam]["diversity"] for lam in (0.0, 0.5, 1.0))
@@ -120,9 +120,10 @@ def diversity_grows_with_lambda_and_the_mean_small_member_gets_worse(rows: Rows)
 def smcl_is_diverse_and_weak(rows: Rows) -> None:
     """Finding 5 of specs/reproduction.
 
-    From the same sweeps: SMCL was 3.0 to 4.0 times as diverse as independent training for small members, 11 to 15 times
-    for binary ones and 307 to 354 times for large ones. It was less accurate by 41 to 47 points for binary members and by
-    6.3 to 7.5 for large ones; by 4 to 12 for small ones, but not with every seed, so that their accuracy is not tested.
+    From the same sweeps: SMCL was 3.0 to 4.0 times as diverse as independent training for small members, 11 to 15
+    times for binary ones and 307 to 354 times for large ones. It was less accurate by 41 to 47 points for binary
+    members and by 6.3 to 7.5 for large ones; by 4 to 12 for small ones, but not with every seed, so that their accuracy
+    is not tested.
     """
     for model in MODELS:
         assert rows[model, "smcl"]["diversity"] > 1.5 * rows[model, 0.0]["diversity"], model
