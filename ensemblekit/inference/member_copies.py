@@ -1,13 +1,15 @@
 """Copies of an ensemble's members for predictions on a CPU, which follow the members' changes.
 
-A large batch is computed by folded copies of the members, each on a core of its own. A small one is computed in the
-calling thread alone, by all members as one network with stacked parameters where that is possible: handing work to
-threads would take longer than the work, and threads that wait for each other lose most where other programs run.
+A large batch is computed by folded copies of the members, each on a core of its own. A small one is computed by all
+members as one network with stacked parameters where that is possible, and the smallest ones in the calling thread
+alone: handing work to threads would take longer than the work, and threads that wait for each other lose most where
+other programs run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from itertools import chain
 from operator import attrgetter, is_
@@ -25,6 +27,9 @@ from ensemblekit.members.folding import FoldedMember, folded, has_own_prediction
 SMALL_FLOPS = 2**27
 """Floating-point operations of one member up to which a batch is small: about where two cores gain as much as a stack
 (ResNets of width 16 and 32; batches of 12 and 3 images)."""
+SPLIT_FLOPS = 2**27
+"""Floating-point operations of a call from which a stack is split over torch's threads: about a millisecond's work of
+one core. Beyond, two cores took 0.67 to 0.77 of the time of one (16 ResNets of width 16 and 32, one image)."""
 SMALL_SAMPLES = {"stacked": 256, "in turn": 8}
 """Samples of a small batch at most, for members as one stack, and for members that cannot be stacked."""
 STACK_TOLERANCE = 1e-4
@@ -142,7 +147,9 @@ class MemberCopies:
         """Compute the outputs (M, B, C) of all members for a small batch; None if they are not computed as a stack."""
         if not self.can_stack or not self._is_small(inputs, SMALL_SAMPLES["stacked"]):
             return None
-        with torch.no_grad(), one_thread():
+        assert self._flops is not None
+        is_split = self._flops * len(inputs) * len(self.members) >= SPLIT_FLOPS
+        with torch.no_grad(), nullcontext() if is_split else one_thread():
             if self._stack is None:
                 self._stack = stack_of(self.members, inputs, self.channels_last)
                 self.can_stack = self._stack is not None
