@@ -1,7 +1,8 @@
 """Members of one architecture as one network with stacked parameters.
 
 Fastest where the overhead of many small operations dominates: tiny members on a CPU, most members on a GPU. On a CPU,
-stacks of few parameters are computed by a single thread, which never waits for another one.
+stacks of few parameters are computed by a single thread, which never waits for another one; so are larger ones, while
+others use the cores.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.loading import Batch
+from ensemblekit.engines.adaptive_threads import AdaptiveThreads
 from ensemblekit.engines.base import Engine
 from ensemblekit.engines.explicit_chain import ExplicitChain, explicit_chain
 from ensemblekit.engines.part import Part, Samples, at_least_float32, backpropagate, sum_gradients
@@ -37,7 +39,8 @@ from ensemblekit.members.stochastic import (
 
 PARAMETERS_FOR_THREADS = 500_000
 """A stack with fewer parameters is computed by one thread on a CPU: several would gain little on an idle machine, and
-on a busy one they would wait for each other at the end of each operation."""
+on a busy one they would wait for each other at the end of each operation. Larger ones take one thread while that is
+faster, if they are explicit chains: of these it is known that the bits stay the same."""
 
 
 class Stack(Part):
@@ -234,9 +237,18 @@ class StackedEngine(Engine):
     def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
         super().__init__(members, objective, settings)
         num_parameters = sum(value.numel() for member in self.members for value in member.network.parameters())
-        self.uses_one_thread = settings.device.type == "cpu" and num_parameters < PARAMETERS_FOR_THREADS
-        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if self.uses_one_thread else nullcontext
-        """Over how many threads torch spreads an operation."""
+        on_cpu, is_small = settings.device.type == "cpu", num_parameters < PARAMETERS_FOR_THREADS
+        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if on_cpu and is_small else nullcontext
+        """Over how many threads torch spreads an operation; in training steps, `adaptive` decides if it is there."""
+        is_chain = len(self.parts) == 1 and isinstance(self.parts[0], Stack) and self.parts[0].chain is not None
+        # these may be any functions of weights or inputs, whose bits may depend on the number of threads
+        hooks = objective.members
+        has_other_functions = hooks.have_penalty or hooks.have_second_weights or hooks.have_views
+        adapts = on_cpu and not is_small and is_chain and not has_other_functions
+        self.adaptive = AdaptiveThreads() if adapts else None
+        self.same_with_one_thread: dict[torch.Size, bool] = {}
+        """By the shape of the inputs, whether a step has the same bits with one thread."""
+        self.limits_threads = on_cpu and (is_small or adapts)
 
     @classmethod
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
@@ -270,8 +282,24 @@ class StackedEngine(Engine):
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:
-        with self.threads():
+        adaptive, inputs = self.adaptive, batch.inputs
+        with self.threads() if adaptive is None else adaptive.step(lambda: self._is_same_with_one_thread(inputs)):
             return self._train_step(batch, weights, learning_rate, step, moment)
+
+    def _is_same_with_one_thread(self, inputs: Tensor) -> bool:
+        if inputs.shape not in self.same_with_one_thread:
+            (stack,) = self.parts
+            assert isinstance(stack, Stack)
+            assert stack.chain is not None
+            shared = stack.shared
+            self.same_with_one_thread[inputs.shape] = stack.chain.accepts(
+                inputs if shared else inputs.expand(1, *inputs.shape), shared
+            ) and stack.chain.is_same_with_one_thread(len(inputs), shared)
+        return self.same_with_one_thread[inputs.shape]
+
+    def objective_context(self) -> AbstractContextManager[None]:
+        # an objective may sum over everything, in an order that depends on the number of threads
+        return nullcontext() if self.adaptive is None else one_thread()
 
     def _train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment
