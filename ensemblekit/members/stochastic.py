@@ -216,7 +216,7 @@ def symmetric_numbers(key: Tensor, step: Tensor, shape: torch.Size, channels_las
         shape: (B, C, …), or (B,).
         channels_last: lay out numbers (B, C, H, W) in this memory format; the numbers themselves are the same.
     """
-    batch, channels, *pixels = (*shape, 1) if len(shape) == 1 else shape
+    batch, channels, *pixels = [*shape, 1] if len(shape) == 1 else list(shape)
     mixed, low = _mixed(key, step), _low_bits(key)
     places = _hash(_low_bits(torch.arange(batch * prod(pixels), device=key.device)) + mixed).view(batch, *pixels)
     pairs = _hash(_hash(_low_bits(torch.arange((channels + 1) // 2, device=key.device)) + low).add_(mixed))
