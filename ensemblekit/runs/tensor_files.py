@@ -49,7 +49,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         yield _header(tensors, names)
         for group in grouped(tensors[name].detach() for name in names):
             flat = group[0].reshape(-1) if len(group) == 1 else torch.cat([tensor.reshape(-1) for tensor in group])
-            yield memoryview(flat.cpu().view(torch.uint8).numpy())
+            yield flat.cpu().view(torch.uint8).numpy().data
 
     def hashed() -> Iterator[bytes | memoryview]:
         for part in parts():
