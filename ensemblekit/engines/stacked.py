@@ -76,6 +76,8 @@ class Stack(Part):
         self.chain_has_run = False
         """Whether it has computed the last outputs."""
         self.num_outputs = 0
+        self.is_stored = False
+        """Whether the members' states have the optimizer's state after the last step."""
 
     def _explicit_chain(self) -> ExplicitChain | None:
         settings = self.settings
@@ -197,6 +199,7 @@ class Stack(Part):
 
     def take_step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         self.parameters.step(gradients, learning_rate)
+        self.is_stored = False
 
     def compute(self, inputs: Tensor, passes: int | None) -> Tensor:
         self.skeleton.eval()
@@ -217,7 +220,7 @@ class Stack(Part):
             return torch.stack(outputs)
 
     def store_optimizer_state(self) -> None:
-        if self.frozen:
+        if self.frozen or self.is_stored:
             return
         state, shared = self.parameters.state(), self.optimizer.per_tensor_state
         for row, member in enumerate(self.members):
@@ -225,6 +228,7 @@ class Stack(Part):
                 name: {key: value if is_shared(key, value, shared) else value[row] for key, value in values.items()}
                 for name, values in state.items()
             }
+        self.is_stored = True
 
 
 class StackedEngine(Engine):
