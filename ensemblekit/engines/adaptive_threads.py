@@ -1,4 +1,4 @@
-"""One thread or all of them for a training step, whichever is faster at the moment, by the time that steps take.
+"""One thread instead of all for a training step, while that is clearly faster by the time that steps take.
 
 The threads of an operation wait for each other at its end. Where another program has one of the cores, they wait for
 the thread that does not run, and all of them together can be slower than a single one. It must not matter for the
@@ -18,6 +18,8 @@ from ensemblekit.core.threads import one_thread
 STEPS_OF_TRIAL = 8
 """Steps of a trial with one thread, then as many with all threads; their medians are compared. Not in turn: after a
 change, it takes threads some steps to settle beside those of other programs."""
+CLEARLY_FASTER = 1.25
+"""One thread is used if all threads take longer by this ratio: it leaves cores unused when they become free."""
 FIRST_TRIAL_SECONDS = 1.0
 """Until then all threads are used: the first steps take longer for other reasons."""
 SHARE_OF_TRIALS = 0.01
@@ -66,7 +68,8 @@ class AdaptiveThreads:
         if len(self.trial[False]) < STEPS_OF_TRIAL:
             return
         with_one, with_all = statistics.median(self.trial[True]), statistics.median(self.trial[False])
-        self.uses_one, self.usual_seconds = with_one < with_all, min(with_one, with_all)
+        self.uses_one = CLEARLY_FASTER * with_one < with_all
+        self.usual_seconds = with_one if self.uses_one else with_all
         lost = STEPS_OF_TRIAL * abs(with_one - with_all)
         self.next_trial = time.perf_counter() + min(lost / SHARE_OF_TRIALS, LONGEST_INTERVAL_SECONDS)
         self.trial, self.slow_steps = None, 0

@@ -84,6 +84,12 @@ def test_single_slow_steps_change_nothing(machine):
     assert not machine.adaptive.uses_one
 
 
+def test_one_thread_is_not_used_for_a_small_gain(machine):
+    machine.seconds = {False: 0.0069, True: 0.006}
+    machine.train(5)
+    assert not machine.adaptive.uses_one
+
+
 def test_one_thread_is_never_used_where_it_would_change_the_results(machine):
     machine.seconds = {False: 0.06, True: 0.015}
     assert not any(machine.train(5, may_use_one=False))
