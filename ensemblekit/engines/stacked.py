@@ -14,13 +14,13 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.core.adaptive_threads import AdaptiveThreads
 from ensemblekit.core.misuse import find_misuse
 from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
 from ensemblekit.core.plugin import Family
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.loading import Batch
-from ensemblekit.engines.adaptive_threads import AdaptiveThreads
 from ensemblekit.engines.base import Engine
 from ensemblekit.engines.explicit_chain import ExplicitChain, explicit_chain
 from ensemblekit.engines.part import Part, Samples, at_least_float32, backpropagate, sum_gradients

@@ -9,7 +9,7 @@ other programs run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from itertools import chain
 from operator import attrgetter, is_
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
+from ensemblekit.core.adaptive_threads import AdaptiveThreads
 from ensemblekit.core.threads import one_thread
 from ensemblekit.engines.stacked_layers import StackedNetwork
 from ensemblekit.members.folding import FoldedMember, folded, has_own_prediction
@@ -130,6 +131,9 @@ class MemberCopies:
         self._folded: list[FoldedMember] | None = None
         self._stack: StackedMembers | None = None
         self._flops: int | None = None
+        self._adaptive_threads = AdaptiveThreads()
+        self._same_with_one_thread: dict[torch.Size, bool] = {}
+        """By the shape of the inputs, whether the stack's outputs have the same bits with one thread."""
 
     @property
     def is_current(self) -> bool:
@@ -147,13 +151,29 @@ class MemberCopies:
         """Compute the outputs (M, B, C) of all members for a small batch; None if they are not computed as a stack."""
         if not self.can_stack or not self._is_small(inputs, SMALL_SAMPLES["stacked"]):
             return None
-        assert self._flops is not None
-        is_split = self._flops * len(inputs) * len(self.members) >= SPLIT_FLOPS
-        with torch.no_grad(), nullcontext() if is_split else one_thread():
-            if self._stack is None:
+        if self._stack is None:
+            with torch.no_grad(), one_thread():
                 self._stack = stack_of(self.members, inputs, self.channels_last)
                 self.can_stack = self._stack is not None
-            return None if self._stack is None else self._stack(inputs)
+        if self._stack is None:
+            return None
+        with torch.no_grad(), self._threads(self._stack, inputs):
+            return self._stack(inputs)
+
+    def _threads(self, stack: StackedMembers, inputs: Tensor) -> AbstractContextManager[None]:
+        """Limit torch to one thread for little work, and for more of it while that is faster and changes no bit."""
+        assert self._flops is not None
+        if self._flops * len(inputs) * len(self.members) < SPLIT_FLOPS:
+            return one_thread()
+
+        def is_same_with_one_thread() -> bool:
+            if inputs.shape not in self._same_with_one_thread:
+                outputs = stack(inputs)
+                with one_thread():
+                    self._same_with_one_thread[inputs.shape] = torch.equal(stack(inputs), outputs)
+            return self._same_with_one_thread[inputs.shape]
+
+        return self._adaptive_threads.step(is_same_with_one_thread)
 
     def outputs(
         self, networks: Sequence[int], views: Sequence[Tensor], passes: int | None, spread: Callable[..., list[Tensor]]

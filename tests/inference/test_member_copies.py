@@ -76,6 +76,25 @@ def test_only_a_call_with_enough_work_is_split_over_threads(monkeypatch):
     torch.testing.assert_close(split, small, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("difference", "number"), [(0.0, 1), (1e-3, 2)])
+def test_one_thread_computes_such_a_call_only_if_it_changes_no_bit(monkeypatch, difference, number):
+    ensemble, inputs, used = ensemble_of({"name": "resnet", "width": 4, "blocks": 2}), torch.randn(1, 1, 8, 8), []
+    compute = StackedMembers.__call__
+
+    def recorded(stack: StackedMembers, inputs: Tensor) -> Tensor:
+        used.append(torch.get_num_threads())
+        return compute(stack, inputs) + difference * torch.get_num_threads()
+
+    monkeypatch.setattr(member_copies, "SPLIT_FLOPS", 1)
+    monkeypatch.setattr(StackedMembers, "__call__", recorded)
+    ensemble.member_outputs(inputs)
+    assert ensemble._copies is not None
+    ensemble._copies._adaptive_threads.uses_one = True
+    with threads(2):
+        ensemble.member_outputs(inputs)
+    assert used[-1] == number
+
+
 class Constant(nn.Module):
     """A layer with a number that is neither a parameter nor a buffer."""
 
