@@ -25,7 +25,7 @@ FIRST_TRIAL_SECONDS = 1.0
 """Until then all threads are used: the first steps take longer for other reasons."""
 SHARE_OF_TRIALS = 0.01
 """Trials may take this share of the time longer than steps with the better number of threads."""
-LONGEST_INTERVAL_SECONDS = 20.0
+LONGEST_INTERVAL_SECONDS = 60.0
 CLEARLY_FASTER = 1.25
 """One thread is taken only if it is faster by this ratio: whether others use the cores changes within seconds."""
 SLOWER = 1.5
@@ -78,9 +78,9 @@ class AdaptiveThreads:
             return
         trial.append(seconds)
         if len(trial) == SETTLING_STEPS + STEPS:
-            self._compare(trial[SETTLING_STEPS:], sum(trial))
+            self._compare(trial[SETTLING_STEPS:])
 
-    def _compare(self, others: list[float], trial_seconds: float) -> None:
+    def _compare(self, others: list[float]) -> None:
         """Take the faster number of threads, after a trial of the other one."""
         current, other = statistics.median(self.recent), statistics.median(others)
         with_one, with_all = (current, other) if self.uses_one else (other, current)
@@ -88,7 +88,7 @@ class AdaptiveThreads:
         if takes_one != self.uses_one:
             self.recent.extend(others)
         self.uses_one, self.usual_seconds = takes_one, with_one if takes_one else with_all
-        lost = abs(trial_seconds - (SETTLING_STEPS + STEPS) * self.usual_seconds)
+        lost = (SETTLING_STEPS + STEPS) * abs(with_one - with_all)
         self._end_trial(min(lost / SHARE_OF_TRIALS, LONGEST_INTERVAL_SECONDS))
 
     def _end_trial(self, pause: float) -> None:

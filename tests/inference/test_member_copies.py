@@ -85,10 +85,10 @@ def test_one_thread_computes_such_a_call_only_if_it_changes_no_bit(monkeypatch, 
         used.append(torch.get_num_threads())
         return compute(stack, inputs) + difference * torch.get_num_threads()
 
-    monkeypatch.setattr(member_copies, "SPLIT_FLOPS", 1)
-    monkeypatch.setattr(StackedMembers, "__call__", recorded)
     ensemble.member_outputs(inputs)
     assert ensemble._copies is not None
+    monkeypatch.setattr(member_copies, "SPLIT_FLOPS", 1)
+    monkeypatch.setattr(StackedMembers, "__call__", recorded)
     ensemble._copies._adaptive_threads.uses_one = True
     with threads(2):
         ensemble.member_outputs(inputs)
