@@ -23,6 +23,7 @@ from ensemblekit.analysis.seed_noise import PooledVariance, difference_deviation
 
 if TYPE_CHECKING:
     from ensemblekit.analysis.advice import Advice
+    from ensemblekit.analysis.budget import Choice
 
 Mark = Literal["best", "within noise"]
 NOT_SHOWN = ("loss",)
@@ -42,6 +43,8 @@ class RunFacts:
     """Those of them that are statistics of the test samples."""
     directions: Mapping[str, bool | None] = field(default_factory=dict)
     """For each metric of a plugin, whether higher is better."""
+    validation: Mapping[str, float] = field(default_factory=dict)
+    """Final metrics on the validation data."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,23 @@ class Comparison:
                 f"{name}_mark": cell.mark if cell else None,
             }
         return row | {"runs": [str(run.path) for run in group.runs]}
+
+    def best_within(self, limits: Mapping[str, float]) -> Choice:
+        """Choose the group with the best validation metric within limits, and say how to make it ready to use.
+
+        Args:
+            limits: the largest mean of a measure by its name: {"training_seconds": 20, "milliseconds_per_1000": 50}.
+
+        Returns:
+            `.group`, its validation `.metric` and `.value`, and `.commands` that train it again, calibrate it, add
+            prediction sets or intervals, and export it.
+
+        Raises:
+            UsageError: an unknown measure, no group within the limits, or runs without validation data.
+        """
+        from ensemblekit.analysis.budget import best_within
+
+        return best_within(self, limits)
 
     def plot(self, path: str | Path, x: str | None = None, rows: Sequence[str] | None = None) -> Path:
         """Draw the measures against a key of the specs: a column for each base model, a row for each measure.

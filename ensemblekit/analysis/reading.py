@@ -104,7 +104,7 @@ def _read(run: Run) -> tuple[RunFacts, SplitSamples]:
     values |= recorded_measures(run)
     directions = {metric.name: metric.higher_is_better for metric in run.spec.known_metrics}
     keys = flatten(run.spec.to_dict()) | _added_keys(combiner)
-    facts = RunFacts(run.path, run.spec.seed, keys, values, statistics, directions)
+    facts = RunFacts(run.path, run.spec.seed, keys, values, statistics, directions, run.validation)
     return facts, SplitSamples.of(run, kept)
 
 

@@ -13,6 +13,7 @@ from ensemblekit.cli.options import counting_progress, json_option, plugin_optio
 from ensemblekit.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from ensemblekit.analysis.budget import Choice
     from ensemblekit.analysis.comparison import Comparison
 
 
@@ -44,6 +45,15 @@ if TYPE_CHECKING:
     metavar="NAME,…",
     help="Measures in the figure. Default: ensemble accuracy (or MSE), diversity, mean member, training loss.",
 )
+@click.option(
+    "--at-most",
+    "limits",
+    multiple=True,
+    metavar="MEASURE=VALUE",
+    help="Also choose the group with the best validation accuracy (or MSE) among those within this limit, for example "
+    "training_seconds=20, milliseconds_per_1000=50 or parameters=1e5, and print the commands that train, calibrate and "
+    "export it. Repeatable.",
+)
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with a column for each number.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print a table in Markdown.")
@@ -55,6 +65,7 @@ def compare(
     plot: Path | None,
     x: str | None,
     rows: str | None,
+    limits: Sequence[str],
     as_json: bool,
     as_csv: bool,
     as_markdown: bool,
@@ -74,6 +85,7 @@ def compare(
     ensemblekit compare runs/digits-1 runs/digits-2
     ensemblekit compare sweeps/digits-1 --plot figure.svg
     ensemblekit compare sweeps/digits-1 --by method.lambda --latex
+    ensemblekit compare sweeps/digits-1 --at-most training_seconds=20 --at-most milliseconds_per_1000=50
     """
     forms = {"--json": as_json, "--csv": as_csv, "--markdown": as_markdown, "--latex": as_latex}
     chosen = [name for name, is_chosen in forms.items() if is_chosen]
@@ -81,6 +93,9 @@ def compare(
         raise UsageError(f"{' and '.join(chosen)} exclude each other", "compare", "choose one form of output")
     if plot is None and (x is not None or rows is not None):
         raise UsageError("--x and --rows are about the figure", "compare", "add --plot FILE")
+    if limits and any((as_csv, as_markdown, as_latex)):
+        raise UsageError("--at-most does not fit into a table", chosen[0], "leave one of both out, or take --json")
+    at_most = dict(_limit(text) for text in limits)
     from ensemblekit import api
     from ensemblekit.analysis.figure_files import check_figure_file
 
@@ -92,12 +107,23 @@ def compare(
         names = None if rows is None else [name.strip() for name in rows.split(",") if name.strip()]
         with writing_to(plot):
             comparison.plot(plot, x=x, rows=names)
-    _print(comparison, chosen[0] if chosen else "", plot)
+    choice = comparison.best_within(at_most) if at_most else None
+    _print(comparison, chosen[0] if chosen else "", plot, choice)
 
 
-def _print(comparison: Comparison, form: str, plot: Path | None) -> None:
+def _limit(text: str) -> tuple[str, float]:
+    """Read MEASURE=VALUE."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        fix = "for example --at-most training_seconds=20"
+        raise UsageError(f'expected MEASURE=VALUE with a number, got "{text}"', "--at-most", fix) from None
+
+
+def _print(comparison: Comparison, form: str, plot: Path | None, choice: Choice | None) -> None:
     from ensemblekit.analysis import table_formats
-    from ensemblekit.display.comparison import print_comparison
+    from ensemblekit.display.comparison import print_choice, print_comparison
     from ensemblekit.display.console import Printer
 
     printer = Printer()
@@ -107,7 +133,7 @@ def _print(comparison: Comparison, form: str, plot: Path | None) -> None:
         "--latex": table_formats.as_latex,
     }
     if form == "--json":
-        printer.json(table_formats.as_json(comparison))
+        printer.json({**table_formats.as_json(comparison), **({"choice": choice.to_dict()} if choice else {})})
     elif form:
         printer.document(writers[form](comparison))
         for note in comparison.notes:
@@ -116,6 +142,8 @@ def _print(comparison: Comparison, form: str, plot: Path | None) -> None:
         print_comparison(comparison, printer)
         if plot is not None:
             printer.text(f"figure: {plot}")
+        if choice is not None:
+            print_choice(choice, printer)
 
 
 COMMANDS = {"Look at results": (compare,)}

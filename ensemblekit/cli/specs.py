@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,7 +87,8 @@ def schema(plugin_files: Sequence[str]) -> None:
 def specs(ctx: click.Context, as_json: bool) -> None:
     """List the shipped specs, show one, or copy one to start from.
 
-    Without a command it lists them. `ensemblekit train NAME` trains a shipped spec as it is.
+    Without a command it lists them. `ensemblekit train NAME` trains a shipped spec as it is, `ensemblekit sweep NAME`
+    one with a section [sweep].
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -121,15 +123,17 @@ def copy(name: str, output: Path | None, as_json: bool) -> None:
 
     source = _shipped(name)
     path = output or Path(source.name)
+    text = source.read_text(encoding="utf-8")
+    verb = "sweep" if "sweep" in tomllib.loads(text) else "train"
     # The header of a spec has the command that trains it; in the copy it names the copy.
-    text = source.read_text(encoding="utf-8").replace(f"train specs/{name}.toml", f"train {path}")
+    text = text.replace(f"{verb} specs/{name}.toml", f"{verb} {path}")
     with writing_to(path):
         try:
             with path.open("x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
         except FileExistsError:
             raise UsageError("the file already exists", str(path), "name another file with --output") from None
-    command = f"ensemblekit train {shlex.quote(str(path))}"
+    command = f"ensemblekit {verb} {shlex.quote(str(path))}"
     printer = Printer()
     if as_json:
         printer.json({"path": str(path), "next": command})

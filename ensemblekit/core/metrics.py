@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ensemblekit.spec.sections import Spec
 
 ECE_BINS = 15
+FLOAT64_BYTES = 2**22
+"""Size of the members' outputs that are computed with at once in float64; at least those of one member."""
 METRIC_GROUPS: dict[str, tuple[str, ...]] = {
     "ensemble": (
         "loss",
@@ -182,15 +184,15 @@ def _check_finite(outputs: Tensor, combined: Tensor) -> None:
     """Raise a `NumericError` for nan or infinity: nan would be the largest output and might count as correct."""
     if outputs.is_meta:
         return
+    if bool(outputs.isfinite().all()) and bool(combined.isfinite().all()):
+        return
     fix = "lower the learning rate, or set training.clip_norm"
     for member, finite in enumerate(outputs.isfinite().all(dim=-1)):
         if not bool(finite.all()):
             sample = int((~finite).nonzero()[0])
             raise NumericError(f"the outputs of member {member} for sample {sample} are not finite", fix=fix)
-    finite = combined.isfinite().all(dim=-1)
-    if not bool(finite.all()):
-        sample = int((~finite).nonzero()[0])
-        raise NumericError(f"the combined output for sample {sample} is not finite", fix=fix)
+    sample = int((~combined.isfinite().all(dim=-1)).nonzero()[0])
+    raise NumericError(f"the combined output for sample {sample} is not finite", fix=fix)
 
 
 @torch.no_grad()
@@ -208,11 +210,19 @@ def member_metrics(
 
 def classification_metrics(outputs: Tensor, combined: Tensor, classes: Tensor, loss: Loss) -> dict[str, Tensor]:
     """Compute accuracy, calibration, uncertainty and disagreement from (M, N, C), (N, C) and class indices (N,)."""
-    # float64, since small probabilities underflow in float32; one member at a time, to need little memory
+    # float64, since small probabilities underflow in float32
     combined = combined.double()
     probabilities = loss.probabilities(combined)
-    predictions = torch.stack([loss.probabilities(member.double()).argmax(dim=-1) for member in outputs])
-    uncertain = uncertainty(loss.probabilities(member.double()) for member in outputs)
+    answers = []
+
+    def of_members() -> Iterator[Tensor]:
+        for some in outputs.split(max(1, FLOAT64_BYTES // max(1, combined.nbytes))):
+            each = loss.probabilities(some.double())
+            answers.append(each.argmax(dim=-1))
+            yield each
+
+    uncertain = uncertainty(of_members())
+    predictions = torch.cat(answers)
     correct = predictions == classes
     member_accuracy = correct.double().mean(dim=1)
     predicted = probabilities.argmax(dim=-1)
@@ -301,15 +311,25 @@ class Uncertainty:
 
 
 def uncertainty(member_probabilities: Iterable[Tensor]) -> Uncertainty:
-    """Compute the uncertainty from the class probabilities (N, K) of each member, one member at a time."""
-    members = iter(member_probabilities)
-    mean = next(members)
-    aleatoric, count = entropy(mean), 1
-    for probabilities in members:
-        count += 1
-        mean = mean + (probabilities - mean) / count
-        aleatoric = aleatoric + (entropy(probabilities) - aleatoric) / count
+    """Compute the uncertainty from class probabilities, one item after the other.
+
+    Args:
+        member_probabilities: (N, K) of one member, or (M, N, K) of several, in each item.
+    """
+    items = map(_means, member_probabilities)
+    mean, aleatoric, count = next(items)
+    for item_mean, item_aleatoric, size in items:
+        count += size
+        mean = mean + (item_mean - mean) / (count / size)
+        aleatoric = aleatoric + (item_aleatoric - aleatoric) / (count / size)
     return Uncertainty(entropy(mean), aleatoric)
+
+
+def _means(probabilities: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return the mean probabilities (N, K) and the mean entropy (N,) of members, and how many they are."""
+    if probabilities.ndim == 2:
+        return probabilities, entropy(probabilities), 1
+    return probabilities.mean(dim=0), entropy(probabilities).mean(dim=0), len(probabilities)
 
 
 def r2_score(predicted: Tensor, target: Tensor) -> Tensor:

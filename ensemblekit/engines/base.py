@@ -36,8 +36,8 @@ class Engine(Backend):
     separates: ClassVar[bool] = True
     """Whether the parts of a separable objective are trained one by one: the memory of one part is then enough."""
 
-    uses_one_thread: bool = False
-    """Whether every operation is computed by a single thread, on a CPU."""
+    limits_threads: bool = False
+    """Whether it lets a single thread compute each operation on a CPU, always or where that is faster."""
 
     def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
         self.members = list(members)

@@ -1,7 +1,8 @@
 """Members of one architecture as one network with stacked parameters.
 
 Fastest where the overhead of many small operations dominates: tiny members on a CPU, most members on a GPU. On a CPU,
-stacks of few parameters are computed by a single thread, which never waits for another one.
+stacks of few parameters are computed by a single thread, which never waits for another one; so are larger ones, while
+others use the cores.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from ensemblekit.core.adaptive_threads import AdaptiveThreads
 from ensemblekit.core.misuse import find_misuse
 from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
@@ -37,7 +39,8 @@ from ensemblekit.members.stochastic import (
 
 PARAMETERS_FOR_THREADS = 500_000
 """A stack with fewer parameters is computed by one thread on a CPU: several would gain little on an idle machine, and
-on a busy one they would wait for each other at the end of each operation."""
+on a busy one they would wait for each other at the end of each operation. Larger ones take one thread while that is
+faster, if they are explicit chains: of these it is known that the bits stay the same."""
 
 
 class Stack(Part):
@@ -73,6 +76,8 @@ class Stack(Part):
         self.chain_has_run = False
         """Whether it has computed the last outputs."""
         self.num_outputs = 0
+        self.is_stored = False
+        """Whether the members' states have the optimizer's state after the last step."""
 
     def _explicit_chain(self) -> ExplicitChain | None:
         settings = self.settings
@@ -194,6 +199,7 @@ class Stack(Part):
 
     def take_step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         self.parameters.step(gradients, learning_rate)
+        self.is_stored = False
 
     def compute(self, inputs: Tensor, passes: int | None) -> Tensor:
         self.skeleton.eval()
@@ -214,7 +220,7 @@ class Stack(Part):
             return torch.stack(outputs)
 
     def store_optimizer_state(self) -> None:
-        if self.frozen:
+        if self.frozen or self.is_stored:
             return
         state, shared = self.parameters.state(), self.optimizer.per_tensor_state
         for row, member in enumerate(self.members):
@@ -222,6 +228,7 @@ class Stack(Part):
                 name: {key: value if is_shared(key, value, shared) else value[row] for key, value in values.items()}
                 for name, values in state.items()
             }
+        self.is_stored = True
 
 
 class StackedEngine(Engine):
@@ -234,9 +241,18 @@ class StackedEngine(Engine):
     def __init__(self, members: Sequence[MemberState], objective: Objective, settings: EngineSettings) -> None:
         super().__init__(members, objective, settings)
         num_parameters = sum(value.numel() for member in self.members for value in member.network.parameters())
-        self.uses_one_thread = settings.device.type == "cpu" and num_parameters < PARAMETERS_FOR_THREADS
-        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if self.uses_one_thread else nullcontext
-        """Over how many threads torch spreads an operation."""
+        on_cpu, is_small = settings.device.type == "cpu", num_parameters < PARAMETERS_FOR_THREADS
+        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if on_cpu and is_small else nullcontext
+        """Over how many threads torch spreads an operation; in training steps, `adaptive` decides if it is there."""
+        is_chain = len(self.parts) == 1 and isinstance(self.parts[0], Stack) and self.parts[0].chain is not None
+        # these may be any functions of weights or inputs, whose bits may depend on the number of threads
+        hooks = objective.members
+        has_other_functions = hooks.have_penalty or hooks.have_second_weights or hooks.have_views
+        adapts = on_cpu and not is_small and is_chain and not has_other_functions
+        self.adaptive = AdaptiveThreads() if adapts else None
+        self.same_with_one_thread: dict[torch.Size, bool] = {}
+        """By the shape of the inputs, whether a step has the same bits with one thread."""
+        self.limits_threads = on_cpu and (is_small or adapts)
 
     @classmethod
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
@@ -270,8 +286,24 @@ class StackedEngine(Engine):
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:
-        with self.threads():
+        adaptive, inputs = self.adaptive, batch.inputs
+        with self.threads() if adaptive is None else adaptive.step(lambda: self._is_same_with_one_thread(inputs)):
             return self._train_step(batch, weights, learning_rate, step, moment)
+
+    def _is_same_with_one_thread(self, inputs: Tensor) -> bool:
+        if inputs.shape not in self.same_with_one_thread:
+            (stack,) = self.parts
+            assert isinstance(stack, Stack)
+            assert stack.chain is not None
+            shared = stack.shared
+            self.same_with_one_thread[inputs.shape] = stack.chain.accepts(
+                inputs if shared else inputs.expand(1, *inputs.shape), shared
+            ) and stack.chain.is_same_with_one_thread(len(inputs), shared)
+        return self.same_with_one_thread[inputs.shape]
+
+    def objective_context(self) -> AbstractContextManager[None]:
+        # an objective may sum over everything, in an order that depends on the number of threads
+        return nullcontext() if self.adaptive is None else one_thread()
 
     def _train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment

@@ -43,8 +43,6 @@ class SharedStack:
         self.announced: dict[TogetherEngine, AnnouncedStep] = {}
         self.results: dict[TogetherEngine, tuple[Tensor, Tensor] | Exception] = {}
         """The objective and the outputs of the last step of each run, or why there are none, until the run asks."""
-        self.is_stored = True
-        """Whether the members' states have the optimizer's state after the last step."""
         self.predictions: dict[str, Tensor] = {}
         """The outputs (K, S, N, W) of the networks of all runs for a split, until they learn."""
 
@@ -63,7 +61,6 @@ class SharedStack:
         steps = [self.announced.pop(run) for run in runs]
         stack = self._stack_of(runs)
         self.predictions.clear()
-        self.is_stored = False
         first = steps[0]
         inputs = self._inputs(stack, [step.batch.inputs for step in steps])
         outputs = stack.forward(replace(first.batch, inputs=inputs), first.step)
@@ -125,18 +122,14 @@ class SharedStack:
 
     def store_optimizer_state(self, run: TogetherEngine) -> None:
         """Bring the optimizer's state of a run's members up to date."""
-        if run in self.runs:
-            self._store()
-
-    def _store(self) -> None:
-        if self.stack is not None and not self.is_stored:
+        if self.stack is not None and run in self.runs:
             self.stack.store_optimizer_state()
-        self.is_stored = True
 
     def _stack_of(self, runs: Sequence[TogetherEngine]) -> Stack:
         """Return the stack of exactly these runs; a new one if they have changed."""
         if self.stack is None or self.runs != runs:
-            self._store()
+            if self.stack is not None:
+                self.stack.store_optimizer_state()
             members = [member for run in runs for member in run.members]
             self.stack, self.runs = Stack(members, runs[0].objective, runs[0].settings), list(runs)
             self.predictions.clear()

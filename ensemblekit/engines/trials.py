@@ -15,6 +15,8 @@ from ensemblekit.engines.timed_steps import EnginesOnTrial, Size, Stage, Work
 
 TIME_LIMIT_SECONDS = 2.4
 """Time for all trials, as far as it can be predicted; with the last step it stays below three seconds."""
+FIRST_STEP = 3.0
+"""How many times as long as the others the first step of a size takes, about: it maps memory and prepares kernels."""
 SHORTEST_LIMIT_SECONDS = 0.1
 SHARE_OF_RUN = 0.05
 """Trials for a short run may take this share of its time, and at least the shortest limit."""
@@ -115,7 +117,7 @@ class Trials:
     def _is_affordable(self, level: Level) -> bool:
         """Whether there is time for the first step of each engine and the fewest rounds."""
         seconds = sum(self.stage.estimate(name, level.size) for name in self.contenders)
-        return time.perf_counter() + (1 + FEWEST_ROUNDS) * seconds <= self._deadline
+        return time.perf_counter() + (FIRST_STEP + FEWEST_ROUNDS) * seconds <= self._deadline
 
     def _compare(self) -> None:
         """Time steps of the current size until one engine is clearly ahead."""

@@ -47,9 +47,9 @@ class Ensemble(nn.Module):
     training; floating-point inputs are used as they are. For a run on a table, a frame has its columns by name, and is
     prepared as the training rows were.
 
-    In evaluation mode outputs have no gradients, unless the inputs require gradients or `enable_grad` is true. On a
-    CPU such predictions use copies of the members that are folded for inference, each on a core of its own; small
-    batches are computed in the calling thread, by all members as one network with stacked parameters. Changes of
+    In evaluation mode outputs have no gradients, unless the inputs require gradients or `enable_grad` is true. On a CPU
+    such predictions use copies of the members that are folded for inference, each on a core of its own; small batches
+    are computed by all members as one network with stacked parameters, the smallest in the calling thread. Changes of
     the members' weights are noticed (by the tensors' version counters, which only writing to ``parameter.data``
     bypasses), and new copies are made.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -53,11 +54,25 @@ class StochasticLayer(nn.Module):
             channels_last: lay out numbers (B, C, H, W) in this memory format. The numbers are the same; operations with
                 tensors of that format are faster.
         """
-        step = self.noise_step + self.calls
-        self.calls += 1
+        step = self._next_call()
         if self.in_stochastic_pass:
             return uniform_numbers(self.noise_key, step, shape[1:]).expand(shape)
         return uniform_numbers(self.noise_key, step, shape, channels_last)
+
+    def symmetric(self, shape: torch.Size, channels_last: bool = False) -> Tensor:
+        """Sample float32 numbers in (-1, 1] that are multiples of 2 ** -15: several times as fast as `uniform`.
+
+        Otherwise as `uniform`; arguments as there.
+        """
+        step = self._next_call()
+        if self.in_stochastic_pass:
+            return symmetric_numbers(self.noise_key, step, torch.Size((1, *shape[1:])), channels_last).expand(shape)
+        return symmetric_numbers(self.noise_key, step, shape, channels_last)
+
+    def _next_call(self) -> Tensor:
+        step = self.noise_step + self.calls
+        self.calls += 1
+        return step
 
 
 Noise = StochasticLayer
@@ -185,10 +200,38 @@ def uniform_numbers(key: Tensor, step: Tensor, shape: torch.Size, channels_last:
     """
     index = _index(shape, channels_last, key.device)
     key, step = (value.view(*key.shape, *[1] * len(shape)) for value in (key, step))
-    low, high = _low_bits(key), _low_bits(key >> 32)
-    mixed_key = _hash(_hash(_low_bits(step) + low) + high + _low_bits(step >> 32))
-    bits = _hash(_hash(index + mixed_key).add_(low))
+    bits = _hash(_hash(index + _mixed(key, step)).add_(_low_bits(key)))
     return (bits >> 8).bitwise_and_(0xFFFFFF).float().mul_(2**-24)
+
+
+def symmetric_numbers(key: Tensor, step: Tensor, shape: torch.Size, channels_last: bool = False) -> Tensor:
+    """Return float32 numbers in (-1, 1] of a shape (B, C, …): multiples of 2 ** -15, two for each hash.
+
+    A hash of the sample and the pixel plus a hash of a pair of channels is hashed again; each channel of the pair takes
+    16 bits of it.
+
+    Args:
+        key: of the layer, int64, without dimensions.
+        step: number of the call, int64, without dimensions.
+        shape: (B, C, …), or (B,).
+        channels_last: lay out numbers (B, C, H, W) in this memory format; the numbers themselves are the same.
+    """
+    batch, channels, *pixels = [*shape, 1] if len(shape) == 1 else list(shape)
+    mixed, low = _mixed(key, step), _low_bits(key)
+    places = _hash(_low_bits(torch.arange(batch * prod(pixels), device=key.device)) + mixed).view(batch, *pixels)
+    pairs = _hash(_hash(_low_bits(torch.arange((channels + 1) // 2, device=key.device)) + low).add_(mixed))
+    if channels_last and len(pixels) == 2:
+        halves = _hash(places.unsqueeze(-1) + pairs).view(torch.int16)
+        return halves[..., :channels].movedim(-1, 1).float().mul_(-(2.0**-15))
+    hashes = _hash(places.unsqueeze(1) + pairs.view(-1, *[1] * len(pixels)))
+    upper = torch.stack((hashes << 16, hashes & -(2**16)), dim=2).flatten(1, 2)  # the 16 bits are the upper ones
+    return upper[:, :channels].float().mul_(-(2.0**-31)).view(shape)
+
+
+def _mixed(key: Tensor, step: Tensor) -> Tensor:
+    """Return 32 bits that depend on all bits of the key and the step."""
+    low, high = _low_bits(key), _low_bits(key >> 32)
+    return _hash(_hash(_low_bits(step) + low) + high + _low_bits(step >> 32))
 
 
 def _index(shape: torch.Size, channels_last: bool, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def sweep(directory: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
     """Write every byte; on a nearly full disk `os.write` alone may write only a part."""
     while content:
         content = content[os.write(descriptor, content) :]
@@ -54,9 +54,15 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file."""
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file of several parts, one after the other."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
-        write_all(descriptor, content)
+        for part in parts:
+            write_all(descriptor, part)
     finally:
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -189,20 +190,22 @@ class Checkpoints:
         at the end of an epoch, unless there is none.
         """
         usable = [position for position in self.positions[::-1] if position <= newest and position not in self._damaged]
-        readable = [position for position in usable if self._manifest_or_none(position)]
+        manifests = {position: self._manifest_or_none(position) for position in usable}
+        readable = [position for position in usable if manifests[position]]
         earlier = sorted(readable[1:], key=lambda position: position.step > 0)  # stable: the newest first
         kept = {*readable[:1], *earlier[: _NEWEST_KEPT - 1]} | ({self._best} if self._best else set())
         with write_errors(self.directory):
-            names = {path.name for path in self.directory.iterdir() if position_of(path.name)}
-            unneeded = [name for name in names if not self._is_needed(name, kept)]
-            # manifests first: one whose files are gone would look like a damaged checkpoint
-            for name in sorted(unneeded, key=lambda name: not name.endswith(".manifest.json")):
+            for name in self._unneeded({position: manifests.get(position) for position in kept}):
                 (self.directory / name).unlink(missing_ok=True)
         sweep(self.directory)
 
-    def _is_needed(self, name: str, kept: set[Position]) -> bool:
-        position = position_of(name)
-        if position not in kept:
-            return False
-        manifest = self._manifest_or_none(position)
-        return manifest is None or name in manifest.files
+    def _unneeded(self, kept: Mapping[Position, Manifest | None]) -> list[str]:
+        """Return the files of checkpoints that are not those of the manifests; all are needed if one is damaged."""
+        positions = {path.name: position_of(path.name) for path in self.directory.iterdir()}
+        unneeded = []
+        for name, position in positions.items():
+            manifest = kept.get(position) if position else None
+            if position and (position not in kept or (manifest and name not in manifest.files)):
+                unneeded.append(name)
+        # manifests first: one whose files are gone would look like a damaged checkpoint
+        return sorted(unneeded, key=lambda name: not name.endswith(".manifest.json"))

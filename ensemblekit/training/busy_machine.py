@@ -45,7 +45,7 @@ class BusyMachine:
         if share >= BUSY_SHARE:
             return None
         text = f"the machine is busy with other work: training gets {100 * share:.0f} % of the processor time it needs"
-        if torch.get_num_threads() > 1 and _num_workers(engine) == 1 and not engine.uses_one_thread:
+        if torch.get_num_threads() > 1 and _num_workers(engine) == 1 and not engine.limits_threads:
             return f"{text}; fewer threads wait less for each other: set OMP_NUM_THREADS=1, or engine.name=threaded"
         return f"{text}; run fewer jobs at once"
 

@@ -14,6 +14,7 @@ from ensemblekit.core.objective import Moment, Objective
 from ensemblekit.core.plugin import PREDICTED, Family
 from ensemblekit.core.seeds import generator
 from ensemblekit.core.tasks import TASKS
+from ensemblekit.core.tensors import grouped
 from ensemblekit.core.verification import implemented_hooks
 from ensemblekit.data.loading import Batch, Data
 from ensemblekit.spec.sections import Spec
@@ -119,14 +120,16 @@ def check_tensors(tensors: Mapping[str, Tensor], when: str, kept: str) -> None:
         kept: says which checkpoint is kept.
     """
     floats = {name: value for name, value in tensors.items() if value.is_floating_point() and not value.is_meta}
-    for device in {value.device for value in floats.values()}:
-        names = [name for name, value in floats.items() if value.device == device]
-        finite = torch.stack([floats[name].isfinite().all() for name in names])
-        if not bool(finite.all()):
-            kind, index, *_ = names[int((~finite).nonzero()[0])].split(".")
-            owners = {"members": f"the weights of member {index}", "methods": f'the state of method "{index}"'}
-            what = owners.get(kind, f"the optimizer's state of member {index}")
-            raise NumericError(f"{what} became nan or infinite by {when}", kept, LOWER_RATE)
+    flags: dict[torch.device, list[Tensor]] = {}
+    for group in grouped(floats.values()):
+        joined = group[0] if len(group) == 1 else torch.cat([value.reshape(-1) for value in group])
+        flags.setdefault(joined.device, []).append(joined.isfinite().all())
+    if all(bool(torch.stack(finite).all()) for finite in flags.values()):
+        return
+    kind, index, *_ = next(name for name, value in floats.items() if not bool(value.isfinite().all())).split(".")
+    owners = {"members": f"the weights of member {index}", "methods": f'the state of method "{index}"'}
+    what = owners.get(kind, f"the optimizer's state of member {index}")
+    raise NumericError(f"{what} became nan or infinite by {when}", kept, LOWER_RATE)
 
 
 def check_members(spec: Spec, objective: Objective, passes: int | None) -> None:

@@ -41,6 +41,14 @@ class SignConv2d(nn.Module):
         )
         return outputs
 
+    def sums(self, activations: Tensor) -> Tensor:
+        """Return the outputs (B, O, H, W), float32 in channels_last."""
+        weights = (self.packed, self.scale, self.zero)
+        operator = torch.ops.onednn.qconv2d_pointwise.default
+        options: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+        outputs: Tensor = operator(activations, 1.0, 0, *weights, self.offset, *_GEOMETRY, *options)
+        return outputs
+
     def add_to(self, sums: Tensor, activations: Tensor) -> Tensor:
         """Add the outputs to float32 sums (B, O, H, W), in place."""
         weights = (self.packed, self.scale, self.zero)
@@ -125,6 +133,8 @@ def has_integer_convolutions() -> bool:
         sums = torch.ones(1, 2, 5, 5).contiguous(memory_format=torch.channels_last)
         added = SignConv2d(signs, 1.0, torch.ones(2)).add_to(sums, activations.view(torch.uint8))
         above = SignConv2d(signs, 1.0, torch.full((2,), -2.0))(activations.view(torch.uint8))
+        plain = SignConv2d(signs, 2.0, torch.ones(2)).sums(activations.view(torch.uint8))
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return False  # another version of torch, or a build without oneDNN
-    return torch.equal(added, expected + 2) and torch.equal(above, (expected >= 3).to(torch.uint8))
+    is_right = torch.equal(added, expected + 2) and torch.equal(above, (expected >= 3).to(torch.uint8))
+    return is_right and torch.equal(plain, 2 * expected + 1)

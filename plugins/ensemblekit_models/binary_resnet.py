@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ensemblekit import Noise, Problem
 from ensemblekit_models.binary_prediction import IntegerBlock, has_integer_convolutions
+from ensemblekit_models.binary_training import SignConvolution, trains_with_integers
 from ensemblekit_models.image_model import ImageModel, too_many_poolings
 from ensemblekit_models.softmax import SOFTMAX
 
@@ -89,12 +90,15 @@ class _BinaryActivation(Noise):
         super().__init__()
         self.stochastic = stochastic
 
+    def thresholds(self, values: Tensor) -> Tensor | float:
+        """Return what each value has to reach to become +1."""
+        if not (self.draws and self.stochastic):
+            return 0.0
+        # A value reaches a threshold that is uniform on (-1, 1] with the probability of the hard sigmoid.
+        return self.symmetric(values.shape, values.ndim == 4 and values.stride(1) == 1).to(values.dtype)
+
     def forward(self, values: Tensor) -> Tensor:
-        if self.draws and self.stochastic:
-            # A value reaches a threshold that is uniform on (-1, 1] with the probability of the hard sigmoid.
-            numbers = self.uniform(values.shape, channels_last=values.ndim == 4 and values.stride(1) == 1)
-            return binarise(values, 1 - 2 * numbers.to(values.dtype))
-        return binarise(values)
+        return binarise(values, self.thresholds(values))
 
 
 class _RealInputConv2d(nn.Conv2d):
@@ -164,4 +168,14 @@ class _Block(nn.Module):
         return IntegerBlock(norms, signs, self.gain, self.pool)
 
     def forward(self, sums: Tensor) -> Tensor:
-        return self.pool(torch.add(sums, self.residual(sums), alpha=self.gain))
+        watched = any(layer._forward_hooks or layer._forward_pre_hooks for layer in self.residual)
+        fast = self.training and not watched and trains_with_integers(sums)
+        residual = self._residual_of_integers(sums) if fast else self.residual(sums)
+        return self.pool(torch.add(sums, residual, alpha=self.gain))
+
+    def _residual_of_integers(self, values: Tensor) -> Tensor:
+        layers: list[Any] = list(self.residual)
+        for norm, activation, convolution in (layers[:3], layers[3:]):
+            normed = norm(values)
+            values = SignConvolution.apply(normed, activation.thresholds(normed), binarise(convolution.weight))
+        return values

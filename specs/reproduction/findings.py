@@ -30,6 +30,9 @@ OTHERS = ("bagging", "smcl", "boosting", "snapshot")
 """The methods that the paper compares with GNCL."""
 COLUMNS = {"accuracy": "correct", "diversity": "diversity", "mean_member_accuracy": "member_correct"}
 """Measures of the test data, and the quantities of samples that they are means of."""
+TITLES = ["capacity", "method", "accuracy", "mean member", "training loss", "NLL", "ECE", "training diversity"]
+TITLES += ["test diversity", "remainder", "its bound", "seconds", "points per second"]
+TITLES_OF_MODES = ["mode", "λ", "diverged", "objective", "training diversity", "test diversity", "accuracy"]
 FOLLOWS = -0.5
 """Finding 6: a rank correlation below this counts as following."""
 
@@ -317,14 +320,11 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="directory of a finished sweep")
     path = parser.parse_args().sweep
     if "method.mode" in ek.open_sweep(path).runs[0].overrides:
-        titles = ("mode", "λ", "diverged", "objective", "training diversity", "test diversity", "accuracy")
-        print_table(titles, rows_of_modes(path))
+        print_table(TITLES_OF_MODES, rows_of_modes(path))
         return
     results = Results(path)
     print_table(("finding", "measured", "verdict"), judged_findings(results))
-    titles = ("capacity", "method", "accuracy", "mean member", "training loss", "NLL", "ECE", "training diversity")
-    titles += ("test diversity", "remainder", "its bound", "seconds", "points per second")
-    print_table(titles, rows_of_methods(results))
+    print_table(TITLES, rows_of_methods(results))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,28 @@
-"""Rows about the choice of `auto`: on an idle machine and beside a busy process, judged by timings of all engines."""
+"""Rows about the choice of `auto`: on an idle machine and beside a busy process, judged in the same state of it."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
-from fitting import CPU
+from fitting import CPU, timed_in_turn
 from measured import Measured, Options, Row, workload
 from rows_against_others import busy_core
 
 from ensemblekit.bench.contestants import NAIVE, contest_of
 from ensemblekit.bench.subprocesses import SubprocessContestant
-from ensemblekit.bench.timing import interleaved
 from ensemblekit.bench.workloads import Workload, all_workloads
 from ensemblekit.core.memory import keep_freed_memory
 
 REPETITIONS = 5
 """Choices in each of the two states of the machine, each in a process of its own."""
-ROUNDS = 5
-LARGE_ROUNDS = 2
-"""Rounds of workloads whose steps take seconds."""
+ROUNDS = 3
+"""Of the judge after each choice."""
+LARGE_ROUNDS = 1
+"""The same for workloads whose steps take seconds."""
 GOOD_RATIO = 1.1
 
 
@@ -39,18 +40,36 @@ class Chooser:
         return choice.engine, time.perf_counter() - start
 
 
+def training_by(engine: str, here: Workload) -> Callable[[], object]:
+    """A round of training steps by an engine."""
+    return contest_of(here, CPU).makers[engine](ExitStack())
+
+
 def choices(here: Workload, repetitions: int, rounds: int) -> Iterator[tuple[str, float, float]]:
-    """The engine that is chosen in each repetition, its time as a multiple of the best engine's, and the seconds."""
-    chosen = []
-    for _ in range(repetitions):
-        with SubprocessContestant(partial(Chooser, here)) as chooser:
-            chosen.append(chooser())
-    contest = contest_of(here, CPU)
+    """The engine that is chosen in each repetition, its time as a multiple of the best engine's, and the seconds.
+
+    The judge is the median time of each engine in the present state of the machine. As in a run, each engine has a
+    process to itself, with the settings of the command line (targets.py limits spinning in each process that it
+    starts): in one process, the threads of one engine's operations would disturb those of the next. Rounds in which the
+    engines take turns follow each choice, so that the choices and their judge see the same drift of the machine's
+    speed; how threads are placed on cores makes some engines several times slower for seconds, which a few rounds in a
+    row could miss or take for the rule.
+    """
+    names = [name for name in contest_of(here, CPU).makers if name != NAIVE]
+    chosen: list[tuple[str, float]] = []
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
-        engines = {name: make(stack) for name, make in contest.makers.items() if name != NAIVE}
-        seconds = {name: timing.median for name, timing in interleaved(engines, rounds).items()}
+        engines = {name: stack.enter_context(SubprocessContestant(partial(training_by, name, here))) for name in names}
+        for train in engines.values():
+            train()
+        for _ in range(repetitions):
+            with SubprocessContestant(partial(Chooser, here)) as chooser:
+                chosen.append(chooser())
+            for name, timing in timed_in_turn(engines, rounds).items():
+                seconds[name] += timing.seconds
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
     for engine, trying in chosen:
-        yield engine, seconds[engine] / min(seconds.values()), trying
+        yield engine, medians[engine] / min(medians.values()), trying
 
 
 def auto(names: list[str], options: Options) -> Iterator[Measured]:
@@ -85,6 +104,6 @@ def good(ratios: list[float]) -> str:
 
 TRAINING = [name for name, entry in all_workloads().items() if entry.kind == "training"]
 ROWS_OF_AUTO: dict[str, Row] = {"auto": partial(auto, TRAINING)}
-"""Takes about ten minutes."""
+"""Takes half an hour or more."""
 PARTS_OF_AUTO: dict[str, Row] = {f"auto-{name}": partial(auto, [name]) for name in TRAINING}
 """The same by workload."""

@@ -31,16 +31,19 @@ def busy_mlp(options: Options) -> Iterator[Measured]:
             "one busy process per core": [[sys.executable, "-c", SPIN.format(core=core)] for core in cores()],
             f"beside {NUM_NEIGHBOURS} trainings of the same kind": [neighbour(members)] * NUM_NEIGHBOURS,
         }
-        with ExitStack() as stack:
-            train = contest_of(here, CPU).makers["stacked"](stack)
-            for (state, commands), asked in zip(states.items(), ("≥ 0.4×", "≥ 0.2×"), strict=True):
+        make = contest_of(here, CPU).makers["stacked"]
+        for (state, commands), asked in zip(states.items(), ("≥ 0.4×", "≥ 0.2×"), strict=True):
+            with ExitStack() as stack:
+                # An engine for each state, which has never been in another one: it adapts its threads to the machine,
+                # and just after the neighbours have ended, it would be slower than on an idle machine.
+                on_idle, on_busy, with_one = (make(stack) for _ in range(3))
                 shares, against_one = [], []
                 for _ in range(1 if options.smoke else ROUNDS):
-                    idle = rate(train, seconds)
+                    idle = rate(on_idle, seconds)
                     with running(commands):
-                        busy = rate(train, 3 * seconds)
+                        busy = rate(on_busy, 3 * seconds)
                         with threads(1):
-                            alone = rate(train, 3 * seconds)
+                            alone = rate(with_one, 3 * seconds)
                     shares.append(busy / idle)
                     against_one.append(busy / alone)
                 work = f"MLP step, M={members}, {state}"

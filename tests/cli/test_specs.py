@@ -55,6 +55,15 @@ def test_copy_writes_a_spec_whose_header_names_the_copy_and_says_the_next_comman
     assert named == {"path": "my run.toml", "next": "ensemblekit train 'my run.toml'"}
 
 
+def test_the_copy_of_a_sweep_is_swept(tmp_path):
+    result = run("specs", "copy", "reproduction/exact_gncl")
+    assert result.stdout == "wrote exact_gncl.toml\nnext:\n  ensemblekit sweep exact_gncl.toml\n"
+    header = (tmp_path / "exact_gncl.toml").read_text()
+    assert "# Run:     ensemblekit sweep exact_gncl.toml --out sweeps/exact_gncl\n" in header
+    assert run("validate", "exact_gncl.toml").exit_code == 0
+    assert "36, all valid" in run("validate", "reproduction/exact_gncl").stdout
+
+
 def test_copy_never_overwrites_a_file(tmp_path):
     (tmp_path / "digits.toml").write_text("mine")
     result = run("specs", "copy", "digits")

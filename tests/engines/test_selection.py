@@ -35,9 +35,17 @@ class Clock:
         self.steps: list[tuple[str, int, int]] = []
 
     def engine(
-        self, name: str, for_each_sample: float, fixed: float = 0.0, delays: Iterable[float] = ()
+        self,
+        name: str,
+        for_each_sample: float,
+        fixed: float = 0.0,
+        delays: Iterable[float] = (),
+        first_step: float = 1.0,
     ) -> type[Engine]:
-        """An engine that takes this time; `delays` are added to its steps, one after the other."""
+        """An engine that takes this time; `delays` are added to its steps, one after the other.
+
+        The first step of each size takes `first_step` times as long.
+        """
         clock, later = self, itertools.chain(delays, itertools.repeat(0.0))
 
         class Timed:
@@ -47,6 +55,7 @@ class Clock:
 
             def __init__(self, members, objective, settings) -> None:
                 self.members = members
+                self.sizes: set[int] = set()
 
             @classmethod
             def unsupported(cls, members, settings) -> None:
@@ -55,7 +64,9 @@ class Clock:
             def train_step(self, batch, weights, learning_rate, step):
                 assert weights is None or weights.shape == (len(batch.index), len(self.members))
                 clock.steps.append((name, len(self.members), len(batch.index)))
-                clock.now += fixed + for_each_sample * len(self.members) * len(batch.index) + next(later)
+                seconds = fixed + for_each_sample * len(self.members) * len(batch.index)
+                clock.now += seconds * (1.0 if len(batch.index) in self.sizes else first_step) + next(later)
+                self.sizes.add(len(batch.index))
                 if for_each_sample == float("inf"):
                     raise MemoryError
                 return torch.zeros(()), torch.zeros(1)
@@ -138,6 +149,17 @@ def test_trying_ends_within_its_time_however_large_the_networks_are(clock, monke
         "threaded": clock.engine("threaded", for_each_sample),
         "stacked": clock.engine("stacked", 1.8 * for_each_sample),
         "sequential": clock.engine("sequential", 1.4 * for_each_sample),
+    }
+    assert choose(monkeypatch, engines, convolves=True).engine == "threaded"
+    assert clock.now <= trials.TIME_LIMIT_SECONDS
+
+
+@pytest.mark.parametrize("for_each_sample", [2e-5, 4e-5, 6e-5, 8e-5, 1.1e-4, 2e-4])
+def test_slow_first_steps_do_not_exceed_the_time(clock, monkeypatch, for_each_sample):
+    """The first step of a size takes 3 to 5 times as long as the others."""
+    engines = {
+        name: clock.engine(name, factor * for_each_sample, first_step=5.0)
+        for name, factor in (("threaded", 1.0), ("stacked", 1.8), ("sequential", 1.4))
     }
     assert choose(monkeypatch, engines, convolves=True).engine == "threaded"
     assert clock.now <= trials.TIME_LIMIT_SECONDS

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError
-from ensemblekit.runs import tensor_files
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 
@@ -62,16 +61,16 @@ ACTIONS: dict[str, Callable[[RunDirectory], None]] = {
 
 
 def die_at(fatal: int) -> None:
-    """End this process before its n-th change of a file; a write and a save of tensors have a moment in the middle."""
+    """End this process before its n-th change of a file; a write has a moment in the middle."""
     numbers = count(1)
 
     def event() -> None:
         if next(numbers) == fatal:
             os._exit(DIED)
 
-    write, save_file = os.write, tensor_files.save_file
+    write = os.write
 
-    def write_in_halves(descriptor: int, content: bytes) -> int:
+    def write_in_halves(descriptor: int, content: bytes | memoryview) -> int:
         written = write(descriptor, content[: len(content) // 2 + 1])
         event()
         return written
@@ -80,14 +79,7 @@ def die_at(fatal: int) -> None:
         if name in FILE_EVENTS or (name == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             event()
 
-    def save_in_halves(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        save_file(tensors, path)
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        event()
-        save_file(tensors, path)
-
-    os.write, tensor_files.save_file = write_in_halves, save_in_halves
+    os.write = write_in_halves
     sys.addaudithook(audit)
 
 

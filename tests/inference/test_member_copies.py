@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import ensemblekit as ek
+from ensemblekit.core.threads import threads
+from ensemblekit.inference import member_copies
 from ensemblekit.inference.ensemble import Ensemble
-from ensemblekit.inference.member_copies import stack_of
+from ensemblekit.inference.member_copies import StackedMembers, stack_of
 from ensemblekit.members.build import build_members
 
 
@@ -54,6 +56,43 @@ def test_a_single_sample_notices_changes_of_weights_layers_hooks_and_modes():
         expected = torch.stack([member(inputs) for member in ensemble.members])
     assert not any(torch.equal(one, other) for one, other in pairwise(seen))
     torch.testing.assert_close(seen[-1], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_a_call_with_enough_work_is_split_over_threads(monkeypatch):
+    ensemble, inputs, used = ensemble_of({"name": "resnet", "width": 4, "blocks": 2}), torch.randn(1, 1, 8, 8), []
+    compute = StackedMembers.__call__
+
+    def recorded(stack: StackedMembers, inputs: Tensor) -> Tensor:
+        used.append(torch.get_num_threads())
+        return compute(stack, inputs)
+
+    ensemble.member_outputs(inputs)
+    monkeypatch.setattr(StackedMembers, "__call__", recorded)
+    with threads(2):
+        small = ensemble.member_outputs(inputs)
+        monkeypatch.setattr(member_copies, "SPLIT_FLOPS", 1)
+        split = ensemble.member_outputs(inputs)
+    assert used == [1, 2]
+    torch.testing.assert_close(split, small, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("difference", "number"), [(0.0, 1), (1e-3, 2)])
+def test_one_thread_computes_such_a_call_only_if_it_changes_no_bit(monkeypatch, difference, number):
+    ensemble, inputs, used = ensemble_of({"name": "resnet", "width": 4, "blocks": 2}), torch.randn(1, 1, 8, 8), []
+    compute = StackedMembers.__call__
+
+    def recorded(stack: StackedMembers, inputs: Tensor) -> Tensor:
+        used.append(torch.get_num_threads())
+        return compute(stack, inputs) + difference * torch.get_num_threads()
+
+    ensemble.member_outputs(inputs)
+    assert ensemble._copies is not None
+    monkeypatch.setattr(member_copies, "SPLIT_FLOPS", 1)
+    monkeypatch.setattr(StackedMembers, "__call__", recorded)
+    ensemble._copies._adaptive_threads.uses_one = True
+    with threads(2):
+        ensemble.member_outputs(inputs)
+    assert used[-1] == number
 
 
 class Constant(nn.Module):

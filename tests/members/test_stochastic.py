@@ -16,6 +16,7 @@ from ensemblekit.members.stochastic import (
     make_reproducible,
     set_training_step,
     stochastic_pass,
+    symmetric_numbers,
     uniform_numbers,
 )
 
@@ -69,6 +70,56 @@ def test_the_memory_format_does_not_change_the_numbers():
     numbers = layer().uniform(shape, channels_last=True)
     assert numbers.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(numbers, layer().uniform(shape))
+
+
+def symmetric_hash(key: int, step: int, place: int, channel: int) -> float:
+    """The number of one channel of one place, (place, channel) counted from 0, on Python's integers."""
+    mixed = hashed((hashed((step + key) % 2**32) + (key >> 32) + (step >> 32)) % 2**32)
+    pair = hashed((hashed((channel // 2 + key) % 2**32) + mixed) % 2**32)
+    bits = hashed((hashed((place + mixed) % 2**32) + pair) % 2**32)
+    half = (bits >> 16) if channel % 2 else bits % 2**16
+    return -(half - 2**16 if half >= 2**15 else half) / 2**15
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_symmetric_numbers_are_hashes_of_a_place_and_a_pair_of_channels(channels_last):
+    key, step = 2**62 + 2**31 + 12345, 5
+    numbers = symmetric_numbers(torch.tensor(key), torch.tensor(step), torch.Size([2, 5, 3, 2]), channels_last)
+    places = [[symmetric_hash(key, step, place, channel) for channel in range(5)] for place in range(12)]
+    assert numbers.permute(0, 2, 3, 1).reshape(12, 5).tolist() == places
+    assert numbers.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def test_symmetric_numbers_are_uniform_between_minus_one_and_one():
+    numbers = layer().symmetric(torch.Size([500, 20, 5, 4]))
+    assert -1 < numbers.min() < numbers.max() <= 1
+    assert stats.kstest(numbers.flatten()[:100_000].numpy(), "uniform", (-1, 2)).pvalue > 1e-3
+    assert stats.kstest(layer().symmetric(SIZE).numpy(), "uniform", (-1, 2)).pvalue > 1e-3
+
+
+def test_symmetric_numbers_of_channels_places_steps_and_members_are_unrelated():
+    shape = torch.Size([25_000, 4, 2, 2])
+    first = layer().symmetric(shape).transpose(0, 1).flatten(1)
+    others = [layer(step=1).symmetric(shape), layer(member=1).symmetric(shape)]
+    rows = torch.cat([first, first.roll(1, dims=1), *(other.transpose(0, 1).flatten(1) for other in others)])
+    assert torch.corrcoef(rows.double()).fill_diagonal_(0).abs().max() < 0.015
+    assert torch.corrcoef(rows.double().abs()).fill_diagonal_(0).abs().max() < 0.015
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_stacked_members_draw_the_same_symmetric_numbers(channels_last):
+    shape, members = torch.Size([2, 3, 4, 5]), [layer(member, 9) for member in range(3)]
+    keys, steps = (torch.stack([getattr(member, name) for member in members]) for name in ("noise_key", "noise_step"))
+    stacked = vmap(lambda key, step: symmetric_numbers(key, step, shape, channels_last))(keys, steps)
+    assert torch.equal(stacked, torch.stack([member.symmetric(shape) for member in members]))
+
+
+def test_a_pass_samples_the_same_symmetric_numbers_for_all_samples():
+    noise = layer()
+    with stochastic_pass(noise, 0):
+        numbers = noise.symmetric(torch.Size([3, 4, 5, 6]))
+    assert torch.equal(numbers, numbers[:1].expand(3, 4, 5, 6))
+    assert not torch.equal(numbers[0], layer().symmetric(torch.Size([3, 4, 5, 6]))[0])
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 from helpers.run_directory_children import ACTIONS, call_in_child, checkpoint, create, model
-from safetensors import SafetensorError
 
 from ensemblekit.core.errors import EnsemblekitError, ResourceError, RunError
-from ensemblekit.runs import tensor_files
 from ensemblekit.runs.checkpoints import Checkpoint
 from ensemblekit.runs.directory import RunDirectory
 
@@ -189,12 +187,12 @@ def error_of(action: Callable[[RunDirectory], Any], run: RunDirectory) -> Ensemb
 
 
 def fill_disk_at(fatal: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the n-th write is done, then the disk is full; each system call and each save of tensors is a write."""
+    """Half of the n-th write is done, then the disk is full; each system call is a write."""
     writes = iter(range(1, 1000))
-    write, fsync, save_file = os.write, os.fsync, tensor_files.save_file
+    write, fsync = os.write, os.fsync
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def filling_write(descriptor: int, data: bytes) -> int:
+    def filling_write(descriptor: int, data: bytes | memoryview) -> int:
         if next(writes) == fatal:
             write(descriptor, data[: len(data) // 2])
             raise full
@@ -205,15 +203,8 @@ def fill_disk_at(fatal: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise full
         fsync(descriptor)
 
-    def filling_save(tensors: Any, path: Path) -> None:
-        save_file(tensors, path)
-        if next(writes) == fatal:
-            path.write_bytes(path.read_bytes()[:50])
-            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
     monkeypatch.setattr(os, "write", filling_write)
     monkeypatch.setattr(os, "fsync", filling_fsync)
-    monkeypatch.setattr(tensor_files, "save_file", filling_save)
 
 
 def flips(whole: bytes, number: int, seed: int) -> list[bytes]:

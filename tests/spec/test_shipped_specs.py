@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 
 import jsonschema
 import pytest
@@ -12,11 +14,14 @@ from helpers.places import ROOT
 from helpers.plain_methods import plain_methods
 
 import ensemblekit as ek
+from ensemblekit.analysis.plans import base_tables, make_plan
 from ensemblekit.cli import main
 from ensemblekit.core.hooks import RunHooks
+from ensemblekit.core.registry import discover
 from ensemblekit.members.build import build_members
 
 SPECS = sorted((ROOT / "specs").rglob("*.toml"))
+SWEEPS = [path for path in SPECS if "sweep" in tomllib.loads(path.read_text())]
 EMBEDDED = {"digits", "diabetes"}
 
 
@@ -33,7 +38,8 @@ def test_every_spec_opens_with_its_purpose_command_needs_and_what_to_expect(path
     comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert path.read_text().startswith("# ")
     assert comments[0].endswith(".")
-    assert f"# Run:     ensemblekit train {name_of(path)}" in comments
+    command = f"# Run:     ensemblekit {'sweep' if path in SWEEPS else 'train'} {name_of(path)}"
+    assert any(line == command or (path in SWEEPS and line.startswith(f"{command} --")) for line in comments)
     assert any(line.startswith("# Needs:   ") for line in comments)
     assert any(line.startswith("# Expect:  ") for line in comments)
 
@@ -42,6 +48,13 @@ def test_every_spec_opens_with_its_purpose_command_needs_and_what_to_expect(path
 def test_every_spec_validates_on_the_command_line(path):
     result = CliRunner().invoke(main, ["validate", str(path)])
     assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=name_of)
+def test_every_combination_of_a_sweep_is_valid_and_the_header_says_how_many_there_are(path):
+    plan = CliRunner().invoke(main, ["validate", str(path)]).stdout
+    (number,) = re.findall(r"^  runs +(\d+), all valid$", plan, flags=re.MULTILINE)
+    assert re.findall(r"(\d+) runs", path.read_text()) == [number]
 
 
 def test_every_spec_fits_the_schema():
@@ -70,7 +83,7 @@ def test_the_papers_settings_are_those_of_the_paper():
     assert (names(fashion.data.augment), fashion.data.normalise) == (["flip"], False)
 
 
-PAPER = [path for path in SPECS if "as in the paper" in path.read_text()]
+PAPER = [path for path in SPECS if path not in SWEEPS and "as in the paper" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", PAPER, ids=name_of)
@@ -86,17 +99,32 @@ def test_a_spec_says_what_is_given_up_for_the_papers_data_or_that_it_deviates(pa
 
 
 @pytest.mark.parametrize("path", SPECS, ids=name_of)
-def test_every_spec_builds_its_members_and_a_batch(path, request, tmp_path):
+def test_every_spec_builds_its_members_and_a_batch(path, tmp_path):
     """With class folders of the same shape standing in where the real files are absent."""
-    spec = ek.load_spec(path)
-    dataset = spec.data
+    specs = specs_of(path)
+    dataset = specs[0].data
     if dataset.name not in EMBEDDED:
         dataset = stand_in(dataset, tmp_path)
-    data = ek.load_data(dataset, spec.seed)
+    data = ek.load_data(dataset, specs[0].seed)
+    for spec in specs:
+        check_members(spec, data)
+
+
+def specs_of(path):
+    """The spec, or those of a sweep that differ in more than numbers: one for each base model and each method."""
+    if path not in SWEEPS:
+        return [ek.load_spec(path)]
+    plan = make_plan(base_tables(path), discover())
+    return list({(spec.model, tuple(m.name for m in spec.methods)): spec for spec in plan.specs.values()}.values())
+
+
+def check_members(spec, data):
+    """Build members for the data and compute the objective of a batch."""
     batch = next(iter(data.train.training_batches(spec.training.batch_size, spec.seed, epoch=1)))
-    shape, num_outputs = data.info.input_shape, spec.data.info.num_outputs
+    known = spec.data.info or data.info  # class folders say their classes only when they are read
+    shape, num_outputs = data.info.input_shape, known.num_outputs
     number = min(2, len(spec.member_models))
-    assert shape == spec.data.info.input_shape
+    assert shape == known.input_shape
     with torch.no_grad():
         if isinstance(spec.model, ek.Family):
             outputs = spec.model.build_family(shape, num_outputs, number)(batch.inputs[:2])
@@ -112,8 +140,8 @@ def stand_in(dataset, folder):
     """The same data set's options on a few random images in class folders."""
     from PIL import Image
 
-    channels, height, _ = dataset.info.input_shape
-    side = dataset.size or height
+    channels = dataset.info.input_shape[0] if dataset.info else dataset.channels
+    side = dataset.size or dataset.info.input_shape[1]
     for part in ("train", "test"):
         for label in range(2):
             place = folder / part / f"class{label}"

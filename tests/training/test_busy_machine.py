@@ -41,8 +41,8 @@ def clocks(monkeypatch) -> Clocks:
     return Clocks(monkeypatch)
 
 
-def engine(name: str, members: int = 4, uses_one_thread: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(name=name, active=[None] * members, uses_one_thread=uses_one_thread)
+def engine(name: str, members: int = 4, limits_threads: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(name=name, active=[None] * members, limits_threads=limits_threads)
 
 
 @pytest.mark.parametrize(("name", "workers"), [("sequential", 1), ("stacked", 1), ("threaded", 2)])
@@ -53,9 +53,9 @@ def test_a_busy_machine_is_said_once(name, workers, clocks):
     assert ("OMP_NUM_THREADS=1" in text) == (name != "threaded")
 
 
-def test_fewer_threads_are_not_suggested_to_an_engine_that_uses_one(clocks):
+def test_fewer_threads_are_not_suggested_to_an_engine_that_limits_them(clocks):
     with threads(2):
-        (text,) = clocks.train(BusyMachine(CPU), engine("stacked", uses_one_thread=True), share=0.4, workers=1)
+        (text,) = clocks.train(BusyMachine(CPU), engine("stacked", limits_threads=True), share=0.4, workers=1)
     assert "OMP_NUM_THREADS" not in text
 
 
