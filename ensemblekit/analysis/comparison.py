@@ -17,7 +17,15 @@ from ensemblekit.analysis.bootstrap import (
     difference_interval,
     resampled,
 )
-from ensemblekit.analysis.groups import FlatSpec, check_keys, differing_keys, group_runs, label_of, short_names
+from ensemblekit.analysis.groups import (
+    FlatSpec,
+    check_keys,
+    differing_keys,
+    group_runs,
+    label_of,
+    short_names,
+    usual_values,
+)
 from ensemblekit.analysis.measures import MEASURES
 from ensemblekit.analysis.seed_noise import PooledVariance, difference_deviations
 
@@ -217,8 +225,9 @@ def compare_facts(
         for values, indices in group_runs(specs, keys)
     ]
     cells = _all_cells([group for _, group in members], names, resamples, seed)
+    usual = usual_values([values for values, _ in members])
     groups = tuple(
-        Group(label_of(values, short), values, tuple(group), own)
+        Group(label_of(values, short, usual), values, tuple(group), own)
         for (values, group), own in zip(members, cells, strict=True)
     )
     averaged = [key for key in differing if by and key not in keys]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemblekit.analysis.groups import differing_keys, label_of, short_names, text_of
+from ensemblekit.analysis.groups import differing_keys, label_of, short_names, text_of, usual_values
 
 if TYPE_CHECKING:
     from ensemblekit.analysis.comparison import Comparison, Group
@@ -79,7 +79,7 @@ def lay_out(comparison: Comparison, x: str | None = None) -> Layout:
     numbers = sorted({float(value) for group in groups if _is_number(value := _value(group, x))})
     axis = _Axis(numbers)
     single = [group for group in groups if _is_single(group) and x != "ensemble.members"]
-    names = short_names(comparison.keys)
+    names, usual = short_names(comparison.keys), usual_values([group.keys for group in groups])
     by_label: dict[str, Column] = {}
     slots: dict[str, None] = {}
     for group in groups:
@@ -90,9 +90,9 @@ def lay_out(comparison: Comparison, x: str | None = None) -> Layout:
         if group in single and len(groups) > 1:
             column.single.append(group)
         elif _is_number(value):
-            _add(column, label_of(rest, names), Point(axis.position(float(value)), group))
+            _add(column, label_of(rest, names, usual), Point(axis.position(float(value)), group))
         else:
-            own = label_of(rest, names) if value is None else text_of(value)
+            own = label_of(rest, names, usual) if value is None else text_of(value)
             slots.setdefault(own)
             column.marks.append(Point(0.0, group, own))
     columns = [_placed(column, list(slots), axis) for column in by_label.values()]

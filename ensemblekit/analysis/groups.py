@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -106,14 +107,30 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     return short
 
 
-def label_of(values: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Describe a group: `gncl, lambda=0.5, width=32`; names of plugins stand for themselves."""
+def usual_values(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that more than two thirds of the groups share, such as the epochs of all but one method.
+
+    Models, methods and data are never usual: they tell what is compared.
+    """
+    found = {}
+    for key in groups[0]:
+        if key.partition(".")[0] not in ("model", "method", "data"):
+            value, count = Counter(repr(group.get(key)) for group in groups).most_common(1)[0]
+            if 3 * count > 2 * len(groups):
+                found[key] = next(group.get(key) for group in groups if repr(group.get(key)) == value)
+    return found
+
+
+def label_of(values: Mapping[str, Any], names: Mapping[str, str], usual: Mapping[str, Any] | None = None) -> str:
+    """Describe a group: `gncl, lambda=0.5, width=32`; names of plugins stand for themselves, without usual values."""
     parts = []
     for key, value in values.items():
-        if value is ABSENT:
+        if value is ABSENT or (usual and key in usual and usual[key] == value):
             continue
         is_plugin = key.rpartition(".")[2] == "name" or key in ("method", "model", "data", "training.loss")
         parts.append(text_of(value) if is_plugin else f"{names[key]}={text_of(value)}")
+    if not parts and usual:
+        return label_of(values, names)
     return ", ".join(parts) or "all runs"
 
 

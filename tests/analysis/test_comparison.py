@@ -10,7 +10,7 @@ from helpers.kept_runs import Outputs, kept, kept_run, opener
 
 from ensemblekit.analysis.comparing import compare
 from ensemblekit.analysis.comparison import compare_facts
-from ensemblekit.analysis.groups import differing_keys, flatten, group_runs, label_of, short_names
+from ensemblekit.analysis.groups import differing_keys, flatten, group_runs, label_of, short_names, usual_values
 from ensemblekit.analysis.reading import _read
 from ensemblekit.core.errors import UsageError
 
@@ -190,3 +190,14 @@ def test_rows_have_every_number_by_name():
     assert rows[1]["accuracy_mark"] == "best"
     assert rows[0]["accuracy_low"] < rows[0]["accuracy_difference"] < rows[0]["accuracy_high"] < 0
     assert repr(comparison) == "Comparison(2 groups of 2 runs, 2000 test samples)"
+
+
+def test_settings_that_most_groups_share_are_left_out_of_labels():
+    keys = [{"method.name": name, "training.epochs": 4, "ensemble.members": 4} for name in ("bagging", "gncl", "smcl")]
+    keys += [{"method.name": "gncl", "training.epochs": 16, "ensemble.members": 4}]
+    keys += [{"method.name": None, "training.epochs": 4, "ensemble.members": 1}]
+    usual = usual_values(keys)
+    assert usual == {"training.epochs": 4, "ensemble.members": 4}
+    labels = [label_of(values, short_names(list(values)), usual) for values in keys]
+    assert labels == ["bagging", "gncl", "smcl", "gncl, epochs=16", "members=1"]
+    assert label_of({"training.epochs": 4}, {"training.epochs": "epochs"}, usual) == "epochs=4"
