@@ -59,7 +59,7 @@ def test_the_copy_of_a_sweep_is_swept(tmp_path):
     result = run("specs", "copy", "reproduction/exact_gncl")
     assert result.stdout == "wrote exact_gncl.toml\nnext:\n  ensemblekit sweep exact_gncl.toml\n"
     header = (tmp_path / "exact_gncl.toml").read_text()
-    assert "# Run:     ensemblekit sweep exact_gncl.toml --out sweeps/exact_gncl\n" in header
+    assert "# Run:     ensemblekit sweep exact_gncl.toml --jobs 2 --out sweeps/exact_gncl\n" in header
     assert run("validate", "exact_gncl.toml").exit_code == 0
     assert "36, all valid" in run("validate", "reproduction/exact_gncl").stdout
 
