@@ -12,6 +12,7 @@ from typing import Any
 from ensemblekit.analysis.plans import SweepPlan, Tables, add_to_section, base_tables, label_of, make_plan
 from ensemblekit.analysis.ray_cluster import RayShare
 from ensemblekit.analysis.sweep_events import SweepListener
+from ensemblekit.analysis.sweep_jobs import core_shares
 from ensemblekit.analysis.sweep_runner import SweepRunner, Training
 from ensemblekit.analysis.sweeps import SWEEP_FILE, Sweep, SweepDirectory, is_sweep
 from ensemblekit.core.errors import RunError, UsageError
@@ -85,10 +86,13 @@ class SweepRequest:
 
 
 @contextmanager
-def claimed_sweep(request: SweepRequest, registry: Registry) -> Iterator[tuple[SweepDirectory, SweepPlan]]:
+def claimed_sweep(
+    request: SweepRequest, registry: Registry, jobs: int | None = None
+) -> Iterator[tuple[SweepDirectory, SweepPlan]]:
     """Validate a sweep, and lock its directory with the plan written in it."""
     known = request.known_names()
     plan = request.plan(registry, known)
+    check_cores(plan, jobs)
     with SweepDirectory.claim(request.directory, request.name) as directory:
         if directory.record.get("search"):
             raise RunError("the directory has a search", str(directory.path), "continue it with its --search options")
@@ -111,7 +115,7 @@ def run_sweep(
 ) -> Sweep:
     """Run a sweep, or what is left of it; see `ensemblekit.sweep`."""
     check_jobs(jobs)
-    with claimed_sweep(request, registry) as (directory, plan):
+    with claimed_sweep(request, registry, None if share else jobs) as (directory, plan):
         for note in plan.notes:
             listener.notice(note)
         return SweepRunner(directory, plan, training, listener).run(jobs, plugins, retry_failed, share, together)
@@ -123,3 +127,14 @@ def check_jobs(jobs: int | None) -> None:
         return
     if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1000:
         raise UsageError(f"{jobs!r} is not a number of jobs", "jobs", "give an integer of at least 1")
+
+
+def check_cores(plan: SweepPlan, jobs: int | None) -> None:
+    """Raise a `UsageError` if runs use the threaded engine, and there would be one core for each of several jobs."""
+    if jobs is None or jobs == 1 or max(map(len, core_shares(jobs))) > 1:
+        return
+    from ensemblekit.engines.threaded import ThreadedEngine  # imports torch
+
+    if any(plan.specs[run.name].engine.name == ThreadedEngine.name for run in plan.runs):
+        what = f'the engine "{ThreadedEngine.name}" needs two cores, and each of {jobs} jobs has one'
+        raise UsageError(what, "jobs", "take fewer jobs, or another engine: --set engine.name=sequential")

@@ -180,6 +180,8 @@ def test_an_invalid_combination_leaves_nothing_behind(tmp_path, monkeypatch):
         sweep(None, grid={"method.lamda": [0, 1]})
     with pytest.raises(UsageError, match="jobs"):
         sweep(None, grid=GRID, jobs=0)
+    with pytest.raises(UsageError, match='"threaded" needs two cores'):
+        sweep(None, spec={**BASE, "engine": {"name": "threaded"}}, grid=GRID, jobs=sum(map(len, core_shares(1))) + 1)
     assert list(tmp_path.iterdir()) == []
 
 
