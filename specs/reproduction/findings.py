@@ -32,6 +32,14 @@ COLUMNS = {"accuracy": "correct", "diversity": "diversity", "mean_member_accurac
 """Measures of the test data, and the quantities of samples that they are means of."""
 TITLES = ["capacity", "method", "accuracy", "mean member", "training loss", "NLL", "ECE", "training diversity"]
 TITLES += ["test diversity", "remainder", "its bound", "seconds", "points per second"]
+TITLES_OF_EQUAL_STEPS = [
+    "capacity",
+    "one network",
+    "ensemble (λ\\*)",
+    "difference in points",
+    "seconds",
+    "of the ensemble",
+]
 TITLES_OF_MODES = ["mode", "λ", "diverged", "objective", "training diversity", "test diversity", "accuracy"]
 FOLLOWS = -0.5
 """Finding 6: a rank correlation below this counts as following."""
@@ -288,6 +296,17 @@ def rows_of_methods(results: Results) -> Iterator[list[str]]:
             yield [*row, f"{seconds:.1f}", f"{accuracy / seconds:.1f}"]
 
 
+def rows_of_equal_steps(results: Results) -> Iterator[list[str]]:
+    """Make a row for each base model and each method that trains one network for as many steps as an ensemble."""
+    for capacity in CAPACITIES:
+        best = gncl(capacity, results.best_lambda(capacity))
+        for name in ("snapshot-long", "single-long"):
+            if (key := (capacity, name)) in results.groups:
+                difference = results.contrast({key: 1.0, best: -1.0}, "accuracy")
+                seconds = [f"{training_seconds(results.groups[own]):.1f}" for own in (key, best)]
+                yield [capacity, name, best[1], difference.text(100), *seconds]
+
+
 def rows_of_modes(path: Path) -> Iterator[list[str]]:
     """Make a row for each mode and λ of GNCL: how many runs diverged, and what the others reached."""
     groups: dict[tuple[str, float], list[SweepRun]] = {}
@@ -324,6 +343,7 @@ def main() -> None:
         return
     results = Results(path)
     print_table(("finding", "measured", "verdict"), judged_findings(results))
+    print_table(TITLES_OF_EQUAL_STEPS, rows_of_equal_steps(results))
     print_table(TITLES, rows_of_methods(results))
 
 
