@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.commands import run
+from helpers.places import ROOT
+from scipy.stats import spearmanr
 
 SPEC = """
 [data]
@@ -57,6 +62,13 @@ set = { method = "smcl" }
 name = "single"
 set = { method = [], "ensemble.members" = 1 }
 """
+MODULE = importlib.util.spec_from_file_location("findings", ROOT / "specs" / "reproduction" / "findings.py")
+assert MODULE is not None
+assert MODULE.loader is not None
+FINDINGS = importlib.util.module_from_spec(MODULE)
+sys.modules["findings"] = FINDINGS  # its dataclasses look themselves up there
+MODULE.loader.exec_module(FINDINGS)
+
 MODELS = {"binary": ("binary_resnet", None), "small": ("mlp", [3]), "large": ("mlp", [128])}
 Rows = Mapping[tuple[str, str | float], Mapping[str, Any]]
 
@@ -74,6 +86,7 @@ def test_a_sweep_its_comparison_and_its_figure_show_two_findings_of_the_paper_on
     only_the_large_network_fits_the_training_data(rows)
     diversity_grows_with_lambda_and_the_mean_small_member_gets_worse(rows)
     smcl_is_diverse_and_weak(rows)
+    the_script_that_judges_agrees_with_the_comparison(sweep, rows)
 
 
 def by_model_and_method(rows: list[dict[str, Any]]) -> Rows:
@@ -129,3 +142,31 @@ def smcl_is_diverse_and_weak(rows: Rows) -> None:
         assert rows[model, "smcl"]["diversity"] > 1.5 * rows[model, 0.0]["diversity"], model
     assert rows["binary", "smcl"]["accuracy"] < rows["binary", 0.0]["accuracy"] - 0.1
     assert rows["large", "smcl"]["accuracy"] < rows["large", 0.0]["accuracy"] - 0.02
+
+
+def the_script_that_judges_agrees_with_the_comparison(sweep: Path, rows: Rows) -> None:
+    results = FINDINGS.Results(sweep)
+    for measure in ("accuracy", "diversity", "mean_member_accuracy", "train_loss"):
+        for capacity, model in zip(FINDINGS.CAPACITIES, MODELS, strict=True):
+            weights = {FINDINGS.gncl(capacity, 1.0): 1.0, FINDINGS.gncl(capacity, 0.0): -1.0}
+            found = results.contrast(weights, measure)
+            expected = rows[model, 1.0][measure] - rows[model, 0.0][measure]
+            assert found.value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            assert found.interval.low < found.value < found.interval.high
+    opposite = results.contrast({key: -weight for key, weight in weights.items()}, measure)
+    assert opposite.value == pytest.approx(-found.value)
+    assert opposite.sign == -found.sign
+
+
+def test_rank_correlations_are_those_of_scipy():
+    source = torch.Generator().manual_seed(0)
+    first, second = torch.rand(20, 10, generator=source), torch.rand(20, 10, generator=source)
+    found = FINDINGS.rank_correlation(first, second)
+    expected = [spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_finding_holds_for_all_cases_fails_by_one_opposite_and_is_else_undecided():
+    assert FINDINGS.verdict([True, True], [False, False]) == "reproduced"
+    assert FINDINGS.verdict([True, False], [False, True]) == "not reproduced"
+    assert FINDINGS.verdict([True, False], [False, False]) == "undecided"
