@@ -21,6 +21,7 @@ STEPS = 8
 SETTLING_STEPS = 12
 """Steps at the beginning of a trial that do not count: after a change, threads take about ten steps to settle beside
 those of other programs, which were five times slower than later ones."""
+STEPS_OF_TRIAL = SETTLING_STEPS + STEPS
 FIRST_TRIAL_SECONDS = 1.0
 """Until then all threads are used: the first steps take longer for other reasons."""
 SHARE_OF_TRIALS = 0.01
@@ -29,7 +30,8 @@ LONGEST_INTERVAL_SECONDS = 60.0
 CLEARLY_FASTER = 1.25
 """One thread is taken only if it is faster by this ratio: whether others use the cores changes within seconds."""
 SLOWER = 1.5
-"""If all of the last steps with all threads took longer than usual by this ratio, the next trial is due."""
+"""If so many steps with all threads as a trial has took longer than usual by this ratio, the next trial is due. Not
+sooner: where another program has just started, threads take some steps to settle, too."""
 
 
 class AdaptiveThreads:
@@ -56,7 +58,7 @@ class AdaptiveThreads:
         Args:
             may_use_one: returns whether the results would be the same with one thread; asked only before it is used.
         """
-        is_due = time.perf_counter() >= self.next_trial or self.slow_steps >= STEPS
+        is_due = time.perf_counter() >= self.next_trial or self.slow_steps >= STEPS_OF_TRIAL
         if self.trial is None and is_due and len(self.recent) == STEPS:
             self.trial = []
         trial = self.trial
@@ -77,7 +79,7 @@ class AdaptiveThreads:
             self.slow_steps = self.slow_steps + 1 if is_slow else 0
             return
         trial.append(seconds)
-        if len(trial) == SETTLING_STEPS + STEPS:
+        if len(trial) == STEPS_OF_TRIAL:
             self._compare(trial[SETTLING_STEPS:])
 
     def _compare(self, others: list[float]) -> None:
@@ -88,7 +90,7 @@ class AdaptiveThreads:
         if takes_one != self.uses_one:
             self.recent.extend(others)
         self.uses_one, self.usual_seconds = takes_one, with_one if takes_one else with_all
-        lost = (SETTLING_STEPS + STEPS) * abs(with_one - with_all)
+        lost = STEPS_OF_TRIAL * abs(with_one - with_all)
         self._end_trial(min(lost / SHARE_OF_TRIALS, LONGEST_INTERVAL_SECONDS))
 
     def _end_trial(self, pause: float) -> None:

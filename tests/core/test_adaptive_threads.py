@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ensemblekit.core import adaptive_threads
-from ensemblekit.core.adaptive_threads import SETTLING_STEPS, STEPS, AdaptiveThreads
+from ensemblekit.core.adaptive_threads import SETTLING_STEPS, STEPS, STEPS_OF_TRIAL, AdaptiveThreads
 from ensemblekit.core.threads import threads
 
 
@@ -55,7 +55,7 @@ def test_a_machine_that_becomes_busy_is_noticed_within_a_few_steps(machine):
     machine.train(5)
     machine.seconds = {False: 0.06, True: 0.015}
     steps = machine.train(5)
-    assert all(steps[2 * STEPS + SETTLING_STEPS :])
+    assert all(steps[2 * STEPS_OF_TRIAL :])
 
 
 def test_all_threads_come_back_when_the_machine_is_idle_again(machine):
@@ -106,3 +106,12 @@ def test_a_trial_that_may_not_use_one_thread_ends(machine):
     machine.train(2, may_use_one=False)
     assert machine.adaptive.trial is None
     assert machine.adaptive.next_trial > machine.now + 10
+
+
+def test_a_program_that_starts_does_not_lead_to_one_thread_if_all_threads_settle_soon(machine):
+    machine.train(5)
+    with threads(2):
+        for number in range(400):
+            with machine.adaptive.step(lambda: True):
+                machine.now += 0.011 if torch.get_num_threads() == 1 else 0.045 if number < 10 else 0.008
+    assert not machine.adaptive.uses_one
