@@ -68,7 +68,7 @@ def best_within(comparison: Comparison, limits: Mapping[str, float]) -> Choice:
     metric = f"validation_{comparison.primary}"
     if missing := [run.path for group in within for run in group.runs if metric not in run.validation]:
         fix = "hold some training data out (data.validation_fraction), since test data must not choose"
-        raise UsageError("the run has no validation metrics to choose by", str(missing[0]), fix)
+        raise UsageError("the run has no validation metrics", str(missing[0]), fix)
     sign = 1 if comparison.primary == "accuracy" else -1
     best = max(within, key=lambda group: sign * _mean(group, metric))
     return Choice(best, metric, _mean(best, metric), len(within), _commands(best, comparison.primary == "accuracy"))
