@@ -73,8 +73,9 @@ def linear_value_and_gradient(
     of_members, of_ensemble = terms
     num_members, num_samples = outputs.shape[:2]
     if of_ensemble:  # the combined output as one more row: its loss costs no operation of its own
-        columns = outputs.transpose(1, 2)
-        outputs = torch.cat([columns, columns.mean(dim=0, keepdim=True)]).transpose(1, 2)
+        columns = outputs if outputs.is_contiguous() else outputs.transpose(1, 2)
+        joined = torch.cat([columns, columns.mean(dim=0, keepdim=True)])
+        outputs = joined if columns is outputs else joined.transpose(1, 2)
     losses, slopes = loss.value_and_gradient(outputs, target)
     value, gradient = losses[:num_members], slopes[:num_members]
     if weights is not None:

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import grad, jvp
 
+from ensemblekit.core import kernels
 from ensemblekit.core.dataset import DataInfo
 from ensemblekit.core.errors import DataError, Problem
 from ensemblekit.core.plugin import PREDICTED, Plugin, Task
@@ -296,6 +297,8 @@ class CrossEntropy(Loss):
         return self._of_logs(_log_softmax(outputs), target)
 
     def value_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.label_smoothing and (found := kernels.cross_entropy(outputs, target)) is not None:
+            return found
         logs = _log_softmax(outputs)
         index = target.expand(logs.shape[:-1]).unsqueeze(-1)
         of_target = logs.gather(-1, index)

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.core.threads import one_thread
 from ensemblekit.engines.stacked_layers import (
     StackedBatchNorm,
     StackedDropout,
@@ -61,34 +60,6 @@ class ExplicitChain:
         with torch.no_grad():
             for index in reversed(range(len(self.layers))):
                 columns = self.layers[index].backward(columns, is_first=index == 0)
-
-    def is_same_with_one_thread(self, num_samples: int, shared: bool) -> bool:
-        """Return whether steps with one thread give the same bits as with all; must not be called within a step.
-
-        Libraries for matrix products may sum in another order if they divide a product among threads. All other
-        operations of a chain divide only what they do not sum over.
-        """
-        with one_thread():
-            alone = self._products(num_samples, shared)
-        return all(map(torch.equal, alone, self._products(num_samples, shared)))
-
-    def _products(self, num_samples: int, shared: bool) -> list[Tensor]:
-        """Compute the matrix products of a step with random inputs and gradients, the same in each call."""
-        source = torch.Generator().manual_seed(0)
-        products = []
-        for layer in self.layers:
-            if isinstance(layer, _Linear):
-                num_members, num_outputs, num_inputs = layer.weight.shape
-                is_first = layer is self.layers[0]
-                rows = (num_samples, num_inputs) if is_first and shared else (num_members, num_samples, num_inputs)
-                columns = torch.randn(rows, generator=source).transpose(-1, -2)  # as `forward` gives them to the first
-                gradient = torch.randn(num_members, num_outputs, num_samples, generator=source)
-                with torch.no_grad():
-                    products.append(layer.forward(columns if is_first else columns.contiguous()))
-                    products.append(layer.backward(gradient, is_first))
-                learned = (layer.weight_gradient, layer.bias_gradient)
-                products += [value.clone() for value in learned if value is not None]
-        return products
 
 
 def explicit_chain(network: StackedNetwork, tensors: Tensors, gradients: Tensors) -> ExplicitChain | None:

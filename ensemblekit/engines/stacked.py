@@ -1,8 +1,8 @@
 """Members of one architecture as one network with stacked parameters.
 
 Fastest where the overhead of many small operations dominates: tiny members on a CPU, most members on a GPU. On a CPU,
-stacks of few parameters are computed by a single thread, which never waits for another one; so are larger ones, while
-others use the cores.
+stacks of few parameters are computed by a single thread, which never waits for another one; chains of linear layers are
+computed by compiled code, whose threads do not wait for each other within a pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from ensemblekit.core.adaptive_threads import AdaptiveThreads
 from ensemblekit.core.misuse import find_misuse
 from ensemblekit.core.objective import START, Moment, Objective
 from ensemblekit.core.outputs import pad
@@ -22,6 +21,7 @@ from ensemblekit.core.plugin import Family
 from ensemblekit.core.threads import one_thread
 from ensemblekit.data.loading import Batch
 from ensemblekit.engines.base import Engine
+from ensemblekit.engines.compiled_chain import CompiledChain, compiled_chain
 from ensemblekit.engines.explicit_chain import ExplicitChain, explicit_chain
 from ensemblekit.engines.part import Part, Samples, at_least_float32, backpropagate, sum_gradients
 from ensemblekit.engines.sequential import MemberPart
@@ -39,8 +39,7 @@ from ensemblekit.members.stochastic import (
 
 PARAMETERS_FOR_THREADS = 500_000
 """A stack with fewer parameters is computed by one thread on a CPU: several would gain little on an idle machine, and
-on a busy one they would wait for each other at the end of each operation. Larger ones take one thread while that is
-faster, if they are explicit chains: of these it is known that the bits stay the same."""
+on a busy one they would wait for each other at the end of each operation."""
 
 
 class Stack(Part):
@@ -71,7 +70,7 @@ class Stack(Part):
         """Whether all members have the same inputs in training."""
         self.network = StackedNetwork(self.skeleton)
         self.call = torch.compile(self.network.__call__) if settings.compile else self.network.__call__
-        self.chain = self._explicit_chain()
+        self.chain = self._chain()
         """Computes training steps without autograd, if the network allows it."""
         self.chain_has_run = False
         """Whether it has computed the last outputs."""
@@ -79,12 +78,15 @@ class Stack(Part):
         self.is_stored = False
         """Whether the members' states have the optimizer's state after the last step."""
 
-    def _explicit_chain(self) -> ExplicitChain | None:
+    def _chain(self) -> CompiledChain | ExplicitChain | None:
         settings = self.settings
         if self.frozen or settings.compile or settings.bf16 or settings.recompute:
             return None
         gradients = None if self.objective.members.have_second_inputs else self.parameters.gradients()
-        return None if gradients is None else explicit_chain(self.network, self.tensors, gradients)
+        if gradients is None:
+            return None
+        layers = (self.network, self.tensors, gradients)
+        return compiled_chain(*layers) or explicit_chain(*layers)
 
     def _stack_tensors(self) -> dict[str, Tensor]:
         """Stack parameters and buffers to (K, …) by name, and give those that are learned to an optimizer."""
@@ -243,16 +245,11 @@ class StackedEngine(Engine):
         num_parameters = sum(value.numel() for member in self.members for value in member.network.parameters())
         on_cpu, is_small = settings.device.type == "cpu", num_parameters < PARAMETERS_FOR_THREADS
         self.threads: Callable[[], AbstractContextManager[None]] = one_thread if on_cpu and is_small else nullcontext
-        """Over how many threads torch spreads an operation; in training steps, `adaptive` decides if it is there."""
-        is_chain = len(self.parts) == 1 and isinstance(self.parts[0], Stack) and self.parts[0].chain is not None
-        # these may be any functions of weights or inputs, whose bits may depend on the number of threads
-        hooks = objective.members
-        has_other_functions = hooks.have_penalty or hooks.have_second_weights or hooks.have_views
-        adapts = on_cpu and not is_small and is_chain and not has_other_functions
-        self.adaptive = AdaptiveThreads() if adapts else None
-        self.same_with_one_thread: dict[torch.Size, bool] = {}
-        """By the shape of the inputs, whether a step has the same bits with one thread."""
-        self.limits_threads = on_cpu and (is_small or adapts)
+        """Over how many threads torch spreads an operation of a prediction."""
+        is_compiled = all(isinstance(part, Stack) and isinstance(part.chain, CompiledChain) for part in self.parts)
+        self.limits_threads = on_cpu and (is_small or is_compiled)
+        # compiled code has threads of its own; what is left are operations on outputs, which are small
+        self.threads_of_step = one_thread if self.limits_threads else self.threads
 
     @classmethod
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
@@ -286,24 +283,8 @@ class StackedEngine(Engine):
     def train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment = START
     ) -> tuple[Tensor, Tensor]:
-        adaptive, inputs = self.adaptive, batch.inputs
-        with self.threads() if adaptive is None else adaptive.step(lambda: self._is_same_with_one_thread(inputs)):
+        with self.threads_of_step():
             return self._train_step(batch, weights, learning_rate, step, moment)
-
-    def _is_same_with_one_thread(self, inputs: Tensor) -> bool:
-        if inputs.shape not in self.same_with_one_thread:
-            (stack,) = self.parts
-            assert isinstance(stack, Stack)
-            assert stack.chain is not None
-            shared = stack.shared
-            self.same_with_one_thread[inputs.shape] = stack.chain.accepts(
-                inputs if shared else inputs.expand(1, *inputs.shape), shared
-            ) and stack.chain.is_same_with_one_thread(len(inputs), shared)
-        return self.same_with_one_thread[inputs.shape]
-
-    def objective_context(self) -> AbstractContextManager[None]:
-        # an objective may sum over everything, in an order that depends on the number of threads
-        return nullcontext() if self.adaptive is None else one_thread()
 
     def _train_step(
         self, batch: Batch, weights: Tensor | None, learning_rate: float, step: int, moment: Moment

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ensemblekit.core import kernels
+
 
 class AdaBelief(torch.optim.Optimizer):
     """Adapts the step size by the belief in the gradient: its squared deviation from its moving average.
@@ -80,6 +82,10 @@ class AdaBelief(torch.optim.Optimizer):
                 state["max_exp_avg_var"] = torch.zeros_like(parameter)
         return state
 
+    def _is_default(self, group: dict[str, Any]) -> bool:
+        """Whether the update is the one that there is compiled code for."""
+        return self.rectify and self.degenerated_to_sgd and not group["amsgrad"]
+
     def _update(self, value: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         rate, eps, decay = group["lr"], group["eps"], group["weight_decay"]
         beta1, beta2 = group["betas"]
@@ -89,12 +95,19 @@ class AdaBelief(torch.optim.Optimizer):
             gradient.add_(value, alpha=decay)
         state["step"] += 1
         mean, variance = state["exp_avg"], state["exp_avg_var"]
+        correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        if self._is_default(group) and kernels.accept(value, gradient, mean, variance):
+            factor = rectification(state["step"], beta2)
+            numbers = (beta1, beta2, 1 - beta1, 1 - beta2, eps, -((factor or 1.0) / correction1) * rate)
+            memory = (tensor.data_ptr() for tensor in (value, mean, variance, gradient))
+            plan = kernels.Update(*memory, value.numel(), *numbers, is_adaptive=factor is not None)
+            kernels.adabelief(plan, torch.get_num_threads())
+            return
         mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
         deviation = gradient.sub_(mean)  # in the gradient's memory: nobody reads it after this step
         variance.mul_(beta2).addcmul_(deviation, deviation, value=1 - beta2).add_(eps)
         if group["amsgrad"]:
             torch.max(state["max_exp_avg_var"], variance, out=state["max_exp_avg_var"])
-        correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
         if not self.rectify:
             largest = state["max_exp_avg_var"] if group["amsgrad"] else variance
             denominator = torch.sqrt(largest, out=deviation).div_(math.sqrt(correction2)).add_(eps)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ensemblekit.core import kernels
 from ensemblekit.core.errors import UsageError
 from ensemblekit.core.registry import Registry
 from ensemblekit.core.threads import num_cores
@@ -51,4 +52,5 @@ def machine_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": num_cores(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "compiled_code": kernels.library() is not None,
     }

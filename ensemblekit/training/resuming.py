@@ -53,12 +53,16 @@ def recorded_threads(environment: Mapping[str, Any]) -> AbstractContextManager[N
 
 def machine_notices(environment: Mapping[str, Any]) -> Iterator[str]:
     """Yield what differs between this machine and the one that started the run; call it within `recorded_threads`."""
-    now = machine_facts()
+    now, labels = machine_facts(), {"torch": "torch", "cpu_capability": "CPU kernels", "threads": "threads"}
     changes = [
         f"{label} {environment[key]} → {now[key]}"
-        for key, label in (("torch", "torch"), ("cpu_capability", "CPU kernels"), ("threads", "threads"))
+        for key, label in labels.items()
         if environment.get(key, now[key]) != now[key]
     ]
+    # a run from before there was any names torch alone
+    before = environment.get("compiled_code", now["compiled_code"] if "torch" not in environment else False)
+    if before != now["compiled_code"]:
+        changes.append(f"compiled code {'now' if now['compiled_code'] else 'no longer'} used")
     cores = environment.get("cores", now["cores"])
     if environment.get("engine") == "threaded" and cores != now["cores"]:
         changes.append(f"cores {cores} → {now['cores']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -18,17 +19,20 @@ from helpers.places import ROOT
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """The wheel, built from a copy: building leaves files beside the sources."""
-    home = tmp_path_factory.mktemp("wheel")
+    return built_wheel(tmp_path_factory.mktemp("wheel"), dict(os.environ))
+
+
+def built_wheel(home: Path, environment: dict[str, str]) -> Path:
     source = home / "source"
     source.mkdir()
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so")
     for name in ("ensemblekit", "plugins", "specs"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=unwanted)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(home), str(source)]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=environment)
     (built,) = home.glob("*.whl")
     return built
 
@@ -40,6 +44,17 @@ def test_specs_templates_workloads_and_type_marker_are_in_the_wheel(wheel):
     assert specs
     assert templates
     assert specs | templates | {"ensemblekit/py.typed", "ensemblekit/bench/workloads.toml"} <= packed
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_compiled_code_is_in_the_wheel(wheel):
+    packed = zipfile.ZipFile(wheel).namelist()
+    assert sum(name.startswith("ensemblekit/core/_kernels.") for name in packed) == 1
+
+
+def test_a_wheel_is_built_without_a_compiler_too(tmp_path):
+    path = built_wheel(tmp_path, {**os.environ, "CC": "/nowhere/cc"})
+    assert not any(name.startswith("ensemblekit/core/_kernels.") for name in zipfile.ZipFile(path).namelist())
 
 
 def test_an_installed_wheel_lists_copies_and_trains_shipped_specs(wheel, tmp_path):

@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 from helpers.commands import last_error, run
+from helpers.compiled_code import needs_compiled_code
 from helpers.small_runs import Crash, CrashAfter, CrashOnSave, assert_same_run, rows, small_spec, training
 
 import ensemblekit as ek
+from ensemblekit.core import kernels
 from ensemblekit.core.errors import SpecError, UsageError
 from ensemblekit.core.hookspecs import hookimpl
 from ensemblekit.core.threads import threads
@@ -96,7 +98,12 @@ def test_threads_that_cannot_be_had_are_said(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"), [("torch", "1.0", "torch 1.0 → "), ("cpu_capability", "NEON", "CPU kernels NEON → ")]
+    ("key", "value", "said"),
+    [
+        ("torch", "1.0", "torch 1.0 → "),
+        ("cpu_capability", "NEON", "CPU kernels NEON → "),
+        ("compiled_code", kernels.library() is None, "compiled code"),
+    ],
 )
 def test_another_version_or_other_kernels_are_said(key, value, said, tmp_path):
     stopped(tmp_path / "run")
@@ -105,10 +112,17 @@ def test_another_version_or_other_kernels_are_said(key, value, said, tmp_path):
     assert said in notice
 
 
+@needs_compiled_code
+def test_a_run_from_before_there_was_compiled_code_goes_on_with_it_and_says_so(tmp_path):
+    facts = {key: value for key, value in environment_module.machine_facts().items() if key != "compiled_code"}
+    (notice,) = resuming.machine_notices(facts)
+    assert "compiled code now used" in notice
+
+
 def test_a_run_on_the_same_machine_says_nothing_and_one_that_recorded_less_neither(tmp_path, monkeypatch):
     stopped(tmp_path / "run")
     facts = environment_module.machine_facts()
-    assert {"torch", "threads", "cores", "cpu_capability"} == set(facts)
+    assert {"torch", "threads", "cores", "cpu_capability", "compiled_code"} == set(facts)
     path = tmp_path / "run" / "environment.json"
     recorded = RunDirectory.open(tmp_path / "run").environment
     assert facts.items() <= recorded.items()
