@@ -23,14 +23,23 @@ typedef struct {
     float *scratch;
 } Job;
 
-enum { MAX_THREADS = 64 };
+enum { MAX_THREADS = 64, SPINS = 1000 };
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() (void)0
+#endif
 
 static struct {
     pthread_mutex_t lock, in_use;
     pthread_cond_t wake, finished;
     const Job *job;
-    int64_t next, done;
-    int num_helpers, limit; /* threads that exist, and how many of them may work on this job */
+    int64_t next;             /* item that nobody has taken yet */
+    int num_helpers, limit;   /* threads that exist, and how many of them may work on this job */
+    int num_working;          /* of these */
     int knows_forks;
 } pool = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -39,24 +48,25 @@ static struct {
     .finished = PTHREAD_COND_INITIALIZER,
 };
 
-static void take_items(int64_t thread) { /* with the lock */
-    while (pool.job && pool.next < pool.job->num_items) {
-        const Job *job = pool.job;
-        int64_t item = pool.next++;
-        pthread_mutex_unlock(&pool.lock);
+static void take_items(const Job *job, int64_t thread) {
+    int64_t item;
+    while ((item = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED)) < job->num_items)
         job->work(job->plan, item, job->scratch + thread * job->scratch_size);
-        pthread_mutex_lock(&pool.lock);
-        if (++pool.done == job->num_items)
-            pthread_cond_signal(&pool.finished);
-    }
 }
 
 static void *help(void *argument) {
     int64_t thread = (intptr_t)argument;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
-        if (thread <= pool.limit)
-            take_items(thread);
+        const Job *job = pool.job;
+        if (job && thread <= pool.limit && __atomic_load_n(&pool.next, __ATOMIC_RELAXED) < job->num_items) {
+            __atomic_add_fetch(&pool.num_working, 1, __ATOMIC_RELAXED);
+            pthread_mutex_unlock(&pool.lock);
+            take_items(job, thread);
+            pthread_mutex_lock(&pool.lock);
+            if (__atomic_sub_fetch(&pool.num_working, 1, __ATOMIC_RELEASE) == 0)
+                pthread_cond_signal(&pool.finished);
+        }
         pthread_cond_wait(&pool.wake, &pool.lock);
     }
     return NULL;
@@ -68,7 +78,7 @@ static void forget_threads(void) { /* a forked process has none of them */
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.finished, NULL);
     pool.job = NULL;
-    pool.num_helpers = 0;
+    pool.num_helpers = pool.num_working = 0;
 }
 
 static void start_helpers(int wanted) { /* with the lock */
@@ -99,10 +109,15 @@ static void run(const Job *job, int64_t num_threads) {
     pool.limit = (int)(num_threads < MAX_THREADS ? num_threads : MAX_THREADS) - 1;
     start_helpers(pool.limit);
     pool.job = job;
-    pool.next = pool.done = 0;
+    pool.next = 0;
     pthread_cond_broadcast(&pool.wake);
-    take_items(0);
-    while (pool.done < job->num_items)
+    pthread_mutex_unlock(&pool.lock);
+    take_items(job, 0);
+    /* helpers finish what they have begun within microseconds, sooner than a thread that sleeps is woken up */
+    for (int i = 0; i < SPINS && __atomic_load_n(&pool.num_working, __ATOMIC_ACQUIRE) > 0; i++)
+        PAUSE();
+    pthread_mutex_lock(&pool.lock);
+    while (pool.num_working > 0)
         pthread_cond_wait(&pool.finished, &pool.lock);
     pool.job = NULL;
     pthread_mutex_unlock(&pool.lock);

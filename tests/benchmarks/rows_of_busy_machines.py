@@ -34,16 +34,16 @@ def busy_mlp(options: Options) -> Iterator[Measured]:
         make = contest_of(here, CPU).makers["stacked"]
         for (state, commands), asked in zip(states.items(), ("≥ 0.4×", "≥ 0.2×"), strict=True):
             with ExitStack() as stack:
-                # An engine for each state, which has never been in another one: it adapts its threads to the machine,
-                # and just after the neighbours have ended, it would be slower than on an idle machine.
-                on_idle, on_busy, with_one = (make(stack) for _ in range(3))
+                # An engine takes the number of threads from torch when it is made.
+                train = make(stack)
+                with threads(1):
+                    with_one = make(stack)
                 shares, against_one = [], []
                 for _ in range(1 if options.smoke else ROUNDS):
-                    idle = rate(on_idle, seconds)
+                    idle = rate(train, seconds)
                     with running(commands):
-                        busy = rate(on_busy, 3 * seconds)
-                        with threads(1):
-                            alone = rate(with_one, 3 * seconds)
+                        busy = rate(train, 3 * seconds)
+                        alone = rate(with_one, 3 * seconds)
                     shares.append(busy / idle)
                     against_one.append(busy / alone)
                 work = f"MLP step, M={members}, {state}"
