@@ -296,6 +296,17 @@ def test_samples_beyond_a_limit_are_not_read_if_the_targets_are_known() -> None:
     assert train.reads == 10 + 1 + sources.REREAD
 
 
+def test_a_stream_is_read_once_for_its_checks_and_its_statistics() -> None:
+    train = MapStyle(IMAGES, CLASSES.tolist())
+    test = MapStyle(TEST_IMAGES, TEST_CLASSES.tolist())
+    dataset = {"seed": 0, "storage": "stream", "validation_fraction": 0}
+    plain = data_from_datasets(train, test, **dataset)
+    reads = train.reads
+    normalised = data_from_datasets(train, test, normalise=True, **dataset)
+    assert train.reads == 2 * reads
+    assert plain.fingerprint == normalised.fingerprint
+
+
 def test_everything_runs_on_the_meta_device() -> None:
     dataset = Tensors(augment=("crop", "flip", "rotate"), normalise=True, crop_size=8)
     for tensor in everything(load_data(dataset, 0).to("meta")):
