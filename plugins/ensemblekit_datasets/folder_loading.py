@@ -164,7 +164,7 @@ class _Loading:
     def write_rows(self, source: ImageSource, folders: ClassFolders, shape: Shape, bad: BadImages) -> list[Row]:
         """Decode every image as a check, and keep as many decoded copies as the disk has room for; returns their rows.
 
-        Those of the first images are kept. An epoch is shuffled, so each of its batches has about the same share of them.
+        Those of the first images are kept: epochs are shuffled, so each batch has about the same share of them.
         """
         names = folders.all_names
         most = min(len(names), self.most_copies(shape))

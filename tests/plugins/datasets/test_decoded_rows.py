@@ -95,21 +95,19 @@ def test_without_room_each_epoch_decodes_the_files(folder, cache, monkeypatch):
 
 def test_as_many_copies_are_kept_as_there_is_room_for(folder, cache, monkeypatch):
     expected = in_memory(folder)
-    monkeypatch.setattr(folder_loading, "room_on_disk", lambda path: 5 * 90 - 1)
-    dataset = ImageFolder(path=folder, storage="stream", on_bad="skip", test_fraction=0.01)
-    for _ in range(2):  # written, then found in the cache
-        decoded: list[int] = []
-        loaded = dataset.load(0)
-        with monkeypatch.context() as patch:
-            original = StreamedImages._decode
-            patch.setattr(StreamedImages, "_decode", lambda *given: decoded.append(given[1]) or original(*given))
-            for images in (loaded.train, loaded.test):
+    decoded: list[int] = []
+    original = StreamedImages._decode
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamedImages, "_decode", lambda *given: decoded.append(given[1]) or original(*given))
+        patch.setattr(folder_loading, "room_on_disk", lambda path: 5 * 90 - 1)
+        for _ in range(2):  # written, then found in the cache
+            splits = ImageFolder(path=folder, storage="stream", on_bad="skip").load(0)
+            decoded.clear()
+            for images in (splits.train, splits.test):
                 images.read_batch(range(len(images)))
-        assert len(decoded) == 9 - 4
-        assert torch.equal(streamed(folder).read_batch(range(len(expected)))[0], expected)
-        monkeypatch.setattr(folder_loading, "decode_all", lambda *_: pytest.fail("read again"))
-    monkeypatch.undo()
-    monkeypatch.setenv("ENSEMBLEKIT_DATA", str(cache))
+            assert len(decoded) == 9 - 4
+            assert torch.equal(splits.train.read_batch(range(len(expected)))[0], expected)
+            patch.setattr(folder_loading, "decode_all", lambda *_: pytest.fail("decoded again"))
     assert bool((streamed(folder).copy.rows >= 0).all())  # there is room for all
 
 
