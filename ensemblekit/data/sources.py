@@ -43,10 +43,17 @@ class ChannelStatistics:
 
     def add(self, images: Tensor) -> None:
         """Add images, uint8 or floating (N, C, H, W)."""
-        values = images.to(torch.float64) / (255 if images.dtype == torch.uint8 else 1)
-        self._count += values.numel() // values.shape[1]
-        self._total = self._total + values.sum(dim=(0, 2, 3))
-        self._squares = self._squares + values.square().sum(dim=(0, 2, 3))
+        self._count += images.numel() // images.shape[1]
+        if images.dtype == torch.uint8:
+            # Counting the 256 values is exact, and needs neither the time nor the memory of float64 images.
+            counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)])
+            values = torch.arange(256)
+            self._total = self._total + (counts * values).sum(dim=1).double() / 255
+            self._squares = self._squares + (counts * values.square()).sum(dim=1).double() / 255**2
+        else:
+            doubles = images.to(torch.float64)
+            self._total = self._total + doubles.sum(dim=(0, 2, 3))
+            self._squares = self._squares + doubles.square().sum(dim=(0, 2, 3))
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return the means and the standard deviations, float64 (C,)."""

@@ -307,6 +307,19 @@ def test_a_stream_is_read_once_for_its_checks_and_its_statistics() -> None:
     assert plain.fingerprint == normalised.fingerprint
 
 
+@pytest.mark.parametrize("length", [1, 40, 101])
+def test_channel_statistics_do_not_depend_on_the_chunks_or_the_dtype(length: int) -> None:
+    values = IMAGES.double() / 255
+    for images in (IMAGES, values.float()):
+        statistics = sources.ChannelStatistics()
+        for chunk in images.split(length):
+            statistics.add(chunk)
+        mean, std = statistics.result()
+        exact = images.dtype == torch.uint8
+        torch.testing.assert_close(mean, values.mean((0, 2, 3)), rtol=1e-14 if exact else 1e-7, atol=0)
+        torch.testing.assert_close(std, values.std((0, 2, 3), correction=0), rtol=1e-12 if exact else 1e-6, atol=0)
+
+
 def test_everything_runs_on_the_meta_device() -> None:
     dataset = Tensors(augment=("crop", "flip", "rotate"), normalise=True, crop_size=8)
     for tensor in everything(load_data(dataset, 0).to("meta")):
