@@ -45,7 +45,7 @@ WHOLE = 5
 """Epochs of a training from the start."""
 ROOMS = {1.0: "from decoded copies", 0.5: "with room for half of the copies", 0.0: "without room for copies"}
 """Share of the decoded copies that the disk has room for."""
-MODEL, MEMBERS, TRAINING_BATCH, STEPS, EPOCHS = {"name": "resnet", "width": 4}, 2, 16, 16, 2
+MODEL, MEMBERS, TRAINING_BATCH, STEPS, EPOCHS = {"name": "resnet", "width": 4}, 2, 8, 16, 2
 
 
 def streaming(options: Options) -> Iterator[Measured]:
@@ -65,7 +65,7 @@ def streaming(options: Options) -> Iterator[Measured]:
         }
         limit = None if options.smoke else MEMORY_LIMIT
         yield from speeds(photos, dataset, limit)
-        for room in ROOMS:
+        for room in (max(ROOMS), min(ROOMS)):
             with SubprocessContestant(partial(Trainings, photos, dataset, room, limit, options.smoke)) as trainings:
                 yield waiting(trainings.call("waits"), room)
 
