@@ -32,7 +32,7 @@ from ensemblekit.data.grouping import check_groups
 from ensemblekit.data.hashing import sha256_of_tensors
 from ensemblekit.data.image_dataset import ImageDataset
 from ensemblekit.data.scaling import TargetScaling, scale_targets
-from ensemblekit.data.sources import MapSource, Source, TensorSource, channel_statistics, make_source
+from ensemblekit.data.sources import ChannelStatistics, MapSource, Source, TensorSource, make_source
 from ensemblekit.data.splitting import hold_out, limit
 from ensemblekit.data.transforms import ImageTransform
 from ensemblekit.data.weighting import train_importance
@@ -257,9 +257,13 @@ def load_data(dataset: Dataset, seed: int) -> Data:
     classes = splits.classes or _names_of_signs(sources)
     example = sources["train"].example()
     in_memory = _use_memory(sources, example, dataset)
-    sources = {name: source.checked(example, in_memory) for name, source in sources.items()}
+    statistics = _statistics(splits, dataset, example)
+    sources = {
+        name: source.checked(example, in_memory, statistics if name == "train" else None)
+        for name, source in sources.items()
+    }
     known_by = fingerprint(sources, example)
-    transform = _transform(splits, dataset, sources["train"], example)
+    transform = _transform(splits, dataset, statistics, example)
     shape = transform.output_shape if transform is not None else tuple(example.shape)
     declared = splits.info.input_shape
     # Images may be declared as stored or as the network's input, resized and cropped.
@@ -390,7 +394,16 @@ def _use_memory(sources: Mapping[str, Source], example: Tensor, dataset: Dataset
     return fits_in_memory(num_samples * example.numel() * example.element_size())
 
 
-def _transform(splits: Splits, dataset: Dataset, train: Source, example: Tensor) -> ImageTransform | None:
+def _statistics(splits: Splits, dataset: Dataset, example: Tensor) -> ChannelStatistics | None:
+    """Make the statistics that the training images are normalised by; None if they are not, or if they are known."""
+    known = splits.mean is not None and splits.std is not None
+    needed = isinstance(dataset, ImageDataset) and dataset.normalise and not known and example.dim() == 3
+    return ChannelStatistics() if needed else None
+
+
+def _transform(
+    splits: Splits, dataset: Dataset, statistics: ChannelStatistics | None, example: Tensor
+) -> ImageTransform | None:
     """Make the transform of images, normalised by the data set's statistics or else by those of the training split."""
     if not isinstance(dataset, ImageDataset):
         return None
@@ -399,9 +412,9 @@ def _transform(splits: Splits, dataset: Dataset, train: Source, example: Tensor)
     transform = ImageTransform.of(dataset, tuple(example.shape))
     if not dataset.normalise:
         return transform
-    if splits.mean is not None and splits.std is not None:
-        return transform.normalised_by(torch.tensor(splits.mean), torch.tensor(splits.std))
-    return transform.normalised_by(*channel_statistics(train.chunks()))
+    if statistics is not None:
+        return transform.normalised_by(*statistics.result())
+    return transform.normalised_by(torch.tensor(splits.mean), torch.tensor(splits.std))
 
 
 def _batch_lengths(num_samples: int, batch_size: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -35,6 +35,32 @@ class BatchReader(Protocol):
         """Read samples: inputs (B, …), the same as by index and the same each time, and their targets (B, …)."""
 
 
+class ChannelStatistics:
+    """The channel means and standard deviations of images (N, C, H, W), scaled to [0, 1], that are added in chunks."""
+
+    def __init__(self) -> None:
+        self._count, self._total, self._squares = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, images: Tensor) -> None:
+        """Add images, uint8 or floating (N, C, H, W)."""
+        self._count += images.numel() // images.shape[1]
+        if images.dtype == torch.uint8:
+            # Counting the 256 values is exact, and needs neither the time nor the memory of float64 images.
+            counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)])
+            values = torch.arange(256)
+            self._total = self._total + (counts * values).sum(dim=1).double() / 255
+            self._squares = self._squares + (counts * values.square()).sum(dim=1).double() / 255**2
+        else:
+            doubles = images.to(torch.float64)
+            self._total = self._total + doubles.sum(dim=(0, 2, 3))
+            self._squares = self._squares + doubles.square().sum(dim=(0, 2, 3))
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return the means and the standard deviations, float64 (C,)."""
+        mean = self._total / self._count
+        return mean, (self._squares / self._count - mean.square()).clamp(min=0).sqrt()
+
+
 @dataclass(frozen=True)
 class TensorSource:
     """Samples in memory: inputs (N, …), uint8 or float32, and targets."""
@@ -65,9 +91,12 @@ class TensorSource:
         """Iterate over all inputs in order, several at a time."""
         return iter(self.inputs.split(_chunk_length(self.inputs[0])))
 
-    def checked(self, example: Tensor, in_memory: bool) -> TensorSource:
+    def checked(self, example: Tensor, in_memory: bool, statistics: ChannelStatistics | None = None) -> TensorSource:
         """Return this source; a `DataError` if its inputs differ from the example in shape or dtype."""
         _check_same_type(self.inputs[0], example, f"{self.label} sample 0")
+        if statistics is not None:
+            for chunk in self.chunks():
+                statistics.add(chunk)
         return self
 
 
@@ -150,8 +179,13 @@ class MapSource(TorchDataset[Tensor]):
         length = 1 if self.expected is None else _chunk_length(self.expected)
         return self.stream(torch.arange(len(self)).split(length))
 
-    def checked(self, example: Tensor, in_memory: bool) -> Source:
+    def checked(self, example: Tensor, in_memory: bool, statistics: ChannelStatistics | None = None) -> Source:
         """Read every sample once and return this source, or a copy in memory.
+
+        Args:
+            example: An input whose shape and dtype all others must have.
+            in_memory: Whether to return a copy in memory.
+            statistics: The inputs are added to it, so that a stream need not be read again for them.
 
         Raises:
             DataError: A sample cannot be read, is not finite, or differs from the example in shape or dtype.
@@ -164,6 +198,8 @@ class MapSource(TorchDataset[Tensor]):
                 inputs[start : start + len(chunk)] = chunk
             else:
                 values.add(chunk)
+            if statistics is not None:
+                statistics.add(chunk)
             if start == 0:
                 repeatable = source._gives_again(chunk[:REREAD])
             start += len(chunk)
@@ -303,18 +339,6 @@ def check_targets(targets: Tensor, info: DataInfo, label: str) -> Tensor:
 
 def _signed(targets: Tensor, info: DataInfo) -> bool:
     return info.task == "classification" and are_signs(targets, info.num_outputs)
-
-
-def channel_statistics(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute the channel means and standard deviations, float64 (C,), of images (N, C, H, W) scaled to [0, 1]."""
-    count, total, squares = 0, torch.zeros(()), torch.zeros(())
-    for images in chunks:
-        values = images.to(torch.float64) / (255 if images.dtype == torch.uint8 else 1)
-        count += values.numel() // values.shape[1]
-        total = total + values.sum(dim=(0, 2, 3))
-        squares = squares + values.square().sum(dim=(0, 2, 3))
-    mean = total / count
-    return mean, (squares / count - mean.square()).clamp(min=0).sqrt()
 
 
 def _chunk_length(sample: Tensor) -> int:

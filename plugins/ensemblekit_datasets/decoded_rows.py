@@ -38,10 +38,10 @@ _MAX_HEADER = 2**20
 Shape = tuple[int, int, int]
 
 
-def fits_on_disk(num_bytes: int, folder: Path) -> bool:
-    """Return whether data of that size may be written to a folder: a quarter of the disk's free space at most."""
+def room_on_disk(folder: Path) -> int:
+    """Return how many bytes may be written to a folder: a quarter of the disk's free space; 0 if it is read-only."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return os.access(existing, os.W_OK) and num_bytes <= SHARE_OF_DISK * shutil.disk_usage(existing).free
+    return int(SHARE_OF_DISK * shutil.disk_usage(existing).free) if os.access(existing, os.W_OK) else 0
 
 
 class RowWriter:
@@ -125,7 +125,7 @@ class DecodedRows:
     """Where the first row of the file begins, in bytes."""
     shape: Shape
     rows: Tensor
-    """The row of each image, int64 (N,)."""
+    """The row of each image, int64 (N,); -1: it has none."""
     checksums: Tensor
     """The CRC-32 of each image, int64 (N,)."""
 
@@ -154,8 +154,8 @@ class DecodedRows:
         """Read the images at some indices into an array (B, C, H, W).
 
         Returns:
-            The positions in the array that were not read: of images whose checksum is wrong, or of all of them if the
-            file was removed.
+            The positions in the array that were not read: of images without a row or with a wrong checksum, or of all
+            of them if the file was removed.
         """
         size = prod(self.shape)
         rows, checksums = self.rows[indices].tolist(), self.checksums[indices].tolist()
@@ -166,7 +166,7 @@ class DecodedRows:
             return list(range(len(indices)))
         try:
             for position, (row, checksum) in enumerate(zip(rows, checksums, strict=True)):
-                if not _read_row(descriptor, self.start + row * size, images[position], checksum):
+                if row < 0 or not _read_row(descriptor, self.start + row * size, images[position], checksum):
                     missing.append(position)
         finally:
             os.close(descriptor)

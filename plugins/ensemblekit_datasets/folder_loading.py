@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -17,7 +18,7 @@ from ensemblekit import DataError, Decoding, atomic_write, fits_in_memory, memor
 from ensemblekit_datasets.bad_images import BadImages
 from ensemblekit_datasets.class_folders import ClassFolders, arrange
 from ensemblekit_datasets.decoded_cache import UNPACKED_NOTE, cache_key, mark_used, read_cache, write_cache
-from ensemblekit_datasets.decoded_rows import DecodedRows, RowWriter, Shape, fits_on_disk
+from ensemblekit_datasets.decoded_rows import DecodedRows, RowWriter, Shape, room_on_disk
 from ensemblekit_datasets.image_sources import Folder, ImageSource, open_source
 from ensemblekit_datasets.parallel_decoding import decode_all
 from ensemblekit_datasets.streamed_images import StreamedImages
@@ -102,6 +103,10 @@ class _Loading:
     def use_memory(self, num_bytes: int) -> bool:
         return self.storage == "memory" or (self.storage == "auto" and fits_in_memory(num_bytes))
 
+    def most_copies(self, shape: Sequence[int]) -> int:
+        """Return how many decoded images of a shape there is room for on the disk."""
+        return room_on_disk(self.cache) // prod(shape)
+
     def from_cache(self) -> LoadedFolders | None:
         """Read what an earlier load has left; None if there is nothing for this storage."""
         decoded, index = self.cached_file(), self.cached_file(INDEX)
@@ -111,7 +116,9 @@ class _Loading:
         if (cached := read_cache(index)) and not self.use_memory(cached[1]["num_bytes"]):
             BadImages.of_cache(cached[1], self.source.path).raise_unless_skipped(self.on_bad)
             copies = _copies(*cached, self.cached_file(ROWS))
-            if copies or not fits_on_disk(cached[1]["num_bytes"], self.cache):
+            num_images = sum(map(len, cached[1]["names"].values()))
+            num_copies = sum(int((copy.rows >= 0).sum()) for copy in copies.values())
+            if num_copies >= min(num_images, self.most_copies(cached[1]["shape"])):
                 source = _on_disk(self.source, cached[1]["names"], self.unpacked)
                 return _as_streams(*cached, source, self.decoding, copies)
         return None
@@ -155,24 +162,24 @@ class _Loading:
         return _as_streams(tensors, metadata, Folder(reader.path), self.decoding, copies)
 
     def write_rows(self, source: ImageSource, folders: ClassFolders, shape: Shape, bad: BadImages) -> list[Row]:
-        """Decode every image as a check, and keep the decoded copies if they fit on the disk; returns their rows."""
+        """Decode every image as a check, and keep as many decoded copies as the disk has room for; returns their rows.
+
+        Those of the first images are kept: epochs are shuffled, so each batch has about the same share of them.
+        """
         names = folders.all_names
-        decoded = decode_all(source.read(names), self.decoding, source.path, shape)
-        if not fits_on_disk(len(names) * prod(shape), self.cache):
-            for name, pixels in decoded:
+        most = min(len(names), self.most_copies(shape))
+        written: list[str] = []
+        with ExitStack() as stack:
+            path, origin = self.cached_file(ROWS), str(self.source.path)
+            writer = stack.enter_context(RowWriter(path, shape, most, origin)) if most else None
+            for name, pixels in decode_all(source.read(names), self.decoding, source.path, shape):
                 if isinstance(pixels, DataError):
                     bad.add(name, pixels)
-            return []
-        written = []
-        with RowWriter(self.cached_file(ROWS), shape, len(names), str(self.source.path)) as writer:
-            for name, pixels in decoded:
-                if isinstance(pixels, DataError):
-                    bad.add(name, pixels)
-                else:
+                elif writer is not None and len(written) < most:
                     writer.add(pixels)
                     written.append(name)
             bad.raise_unless_skipped(self.on_bad)
-        return list(zip(written, writer.checksums, strict=False))
+        return list(zip(written, writer.checksums, strict=False)) if writer is not None else []
 
 
 def check_memory(num_bytes: int, path: Path) -> None:
@@ -225,9 +232,11 @@ def _as_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> L
 
 
 def _row_tensors(kept: ClassFolders, rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Return the row and the checksum of each image of each split."""
+    """Return the row and the checksum of each image of each split; the row -1 if it has no copy."""
     numbers = {name: (row, checksum) for row, (name, checksum) in enumerate(rows)}
-    found = {split: torch.tensor([numbers[name] for name in names]).T for split, names in kept.names.items()}
+    found = {
+        split: torch.tensor([numbers.get(name, (-1, 0)) for name in names]).T for split, names in kept.names.items()
+    }
     return {
         f"{split}.{part}": values.contiguous()
         for split, pair in found.items()

@@ -296,6 +296,30 @@ def test_samples_beyond_a_limit_are_not_read_if_the_targets_are_known() -> None:
     assert train.reads == 10 + 1 + sources.REREAD
 
 
+def test_a_stream_is_read_once_for_its_checks_and_its_statistics() -> None:
+    train = MapStyle(IMAGES, CLASSES.tolist())
+    test = MapStyle(TEST_IMAGES, TEST_CLASSES.tolist())
+    dataset = {"seed": 0, "storage": "stream", "validation_fraction": 0}
+    plain = data_from_datasets(train, test, **dataset)
+    reads = train.reads
+    normalised = data_from_datasets(train, test, normalise=True, **dataset)
+    assert train.reads == 2 * reads
+    assert plain.fingerprint == normalised.fingerprint
+
+
+@pytest.mark.parametrize("length", [1, 40, 101])
+def test_channel_statistics_do_not_depend_on_the_chunks_or_the_dtype(length: int) -> None:
+    values = IMAGES.double() / 255
+    for images in (IMAGES, values.float()):
+        statistics = sources.ChannelStatistics()
+        for chunk in images.split(length):
+            statistics.add(chunk)
+        mean, std = statistics.result()
+        exact = images.dtype == torch.uint8
+        torch.testing.assert_close(mean, values.mean((0, 2, 3)), rtol=1e-14 if exact else 1e-7, atol=0)
+        torch.testing.assert_close(std, values.std((0, 2, 3), correction=0), rtol=1e-12 if exact else 1e-6, atol=0)
+
+
 def test_everything_runs_on_the_meta_device() -> None:
     dataset = Tensors(augment=("crop", "flip", "rotate"), normalise=True, crop_size=8)
     for tensor in everything(load_data(dataset, 0).to("meta")):

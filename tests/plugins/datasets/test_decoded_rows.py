@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from ensemblekit_datasets import decoded_rows
-from ensemblekit_datasets.decoded_rows import RowWriter, fits_on_disk
+from ensemblekit_datasets.decoded_rows import RowWriter, room_on_disk
 from ensemblekit_datasets.image_folder import ImageFolder
 from ensemblekit_datasets.streamed_images import StreamedImages
 from helpers.image_files import as_folder, encoded, pixels
@@ -82,7 +82,7 @@ def test_copies_that_vanish_or_shrink_are_done_without_and_made_again(damage, fo
 
 
 def test_without_room_each_epoch_decodes_the_files(folder, cache, monkeypatch):
-    monkeypatch.setattr(folder_loading, "fits_on_disk", lambda num_bytes, path: False)
+    monkeypatch.setattr(folder_loading, "room_on_disk", lambda path: 0)
     for _ in range(2):
         train = streamed(folder)
         assert train.copy is None
@@ -91,6 +91,24 @@ def test_without_room_each_epoch_decodes_the_files(folder, cache, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("ENSEMBLEKIT_DATA", str(cache))
     assert streamed(folder).copy is not None  # there is room again
+
+
+def test_as_many_copies_are_kept_as_there_is_room_for(folder, cache, monkeypatch):
+    expected = in_memory(folder)
+    decoded: list[int] = []
+    original = StreamedImages._decode
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamedImages, "_decode", lambda *given: decoded.append(given[1]) or original(*given))
+        patch.setattr(folder_loading, "room_on_disk", lambda path: 5 * 90 - 1)
+        for _ in range(2):  # written, then found in the cache
+            splits = ImageFolder(path=folder, storage="stream", on_bad="skip").load(0)
+            decoded.clear()
+            for images in (splits.train, splits.test):
+                images.read_batch(range(len(images)))
+            assert len(decoded) == 9 - 4
+            assert torch.equal(splits.train.read_batch(range(len(expected)))[0], expected)
+            patch.setattr(folder_loading, "decode_all", lambda *_: pytest.fail("decoded again"))
+    assert bool((streamed(folder).copy.rows >= 0).all())  # there is room for all
 
 
 def test_a_disk_that_is_full_is_a_warning(folder, cache, monkeypatch):
@@ -123,14 +141,15 @@ def test_an_error_leaves_nothing_behind(tmp_path):
 
 def test_a_quarter_of_the_free_space_may_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(decoded_rows.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 400}))
-    assert fits_on_disk(100, tmp_path / "not" / "there")
-    assert not fits_on_disk(101, tmp_path)
+    assert room_on_disk(tmp_path / "not" / "there") == 100
+    monkeypatch.setattr(decoded_rows.os, "access", lambda path, mode: False)
+    assert room_on_disk(tmp_path) == 0
 
 
 def test_training_is_the_same_with_copies_and_without(folder, cache, monkeypatch):
     dataset = ImageFolder(path=folder, storage="stream", on_bad="skip", augment=["flip"], normalise=True)
     with_copies = ek.load_data(dataset, 0)
-    monkeypatch.setattr(folder_loading, "fits_on_disk", lambda num_bytes, path: False)
+    monkeypatch.setattr(folder_loading, "room_on_disk", lambda path: 0)
     for file in copies(cache):
         file.unlink()
     without = ek.load_data(dataset, 0)
