@@ -15,6 +15,7 @@ import torch
 
 from ensemblekit.bench.measurement import AutoChoice, Entry, Result
 from ensemblekit.bench.workloads import Workload
+from ensemblekit.core import kernels
 from ensemblekit.display.console import Printer
 
 TABLE_COLUMNS = ("contestant", "ms per step", "± ms", "speed-up", "peak memory", "of GEMM peak")
@@ -30,7 +31,8 @@ def machine() -> str:
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    name = f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    return name if kernels.library() is not None else f"{name}, without compiled code"
 
 
 def today() -> str:

@@ -199,8 +199,8 @@ typedef struct {
     float *mean, *variance;                      /* (K, outputs): the running statistics */
     int64_t *counter;                            /* (K,) */
     float eps, momentum;
-    float *normalised, *inverse;                 /* (K, B, outputs), (K, outputs): kept for the gradient */
-    float *results;                              /* (K, B, outputs) */
+    float *inverse;                              /* (K, outputs): of the standard deviations */
+    float *kept;                                 /* (K, B, outputs): normalised values; without batch norm, results */
 } Layer;
 
 typedef struct {
@@ -208,15 +208,16 @@ typedef struct {
     int64_t num_layers, num_members, batch;
     const float *inputs;
     int64_t input_stride; /* from member to member; 0 if all have the same inputs */
-    const float *gradient; /* of the objective with respect to the last results (K, B, outputs) */
+    float *outputs;        /* (K, B, outputs of the last layer); also what that keeps, if it has no batch norm */
+    const float *gradient; /* of the objective with respect to these */
     int64_t widest;        /* the largest number of inputs or outputs */
     float *scratch;        /* scratch_size(widest, batch) floats for each thread */
 } Pass;
 
 int64_t scratch_size(int64_t widest, int64_t batch) {
-    /* two gradients; then either a panel or the sums of each column, of which some are of type double */
+    /* results and two gradients; then either a panel or the sums of each column, of which some are of type double */
     int64_t deepest = batch > widest ? batch : widest;
-    return 2 * batch * widest + deepest * PANEL + 8 * widest;
+    return 3 * batch * widest + deepest * PANEL + 8 * widest;
 }
 
 INLINE void sum_columns(int64_t rows, int64_t columns, const float *a, const float *b, float *sums, double *totals) {
@@ -237,7 +238,6 @@ INLINE void sum_columns(int64_t rows, int64_t columns, const float *a, const flo
 
 INLINE void normalise(const Layer *layer, int64_t member, int64_t batch, float *restrict values, float *restrict scratch) {
     const int64_t width = layer->outputs;
-    float *restrict normalised = layer->normalised + member * batch * width;
     float *restrict inverse = layer->inverse + member * width;
     float *running_mean = layer->mean + member * width, *running_variance = layer->variance + member * width;
     double *totals = (double *)scratch;
@@ -247,32 +247,43 @@ INLINE void normalise(const Layer *layer, int64_t member, int64_t batch, float *
         means[c] = (float)(totals[c] / batch);
     for (int64_t r = 0; r < batch; r++)
         for (int64_t c = 0; c < width; c++)
-            normalised[r * width + c] = values[r * width + c] - means[c];
-    sum_columns(batch, width, normalised, normalised, sums, totals);
+            values[r * width + c] -= means[c];
+    sum_columns(batch, width, values, values, sums, totals);
     for (int64_t c = 0; c < width; c++) {
-        double variance = totals[c] / batch;
-        inverse[c] = (float)(1 / sqrt(variance + layer->eps));
+        inverse[c] = (float)(1 / sqrt(totals[c] / batch + layer->eps));
         running_mean[c] += layer->momentum * (means[c] - running_mean[c]);
         running_variance[c] += layer->momentum * ((float)(totals[c] / (batch - 1)) - running_variance[c]);
     }
     layer->counter[member]++;
     for (int64_t r = 0; r < batch; r++)
         for (int64_t c = 0; c < width; c++)
-            normalised[r * width + c] *= inverse[c];
-    if (!layer->scale) {
+            values[r * width + c] *= inverse[c];
+}
+
+INLINE float at_least(float lowest, float value) { return value < lowest ? lowest : value; } /* NaN stays NaN */
+
+/* The results (B, outputs) of a layer from what it has kept; in `memory`, if they are not what is kept. */
+INLINE const float *results_of(const Layer *layer, int64_t member, int64_t batch, float *restrict memory) {
+    const int64_t width = layer->outputs;
+    const float *restrict kept = layer->kept + member * batch * width;
+    if (!layer->has_norm)
+        return kept;
+    const float lowest = layer->has_relu ? 0 : -INFINITY;
+    if (layer->scale) {
+        const float *restrict scale = layer->scale + member * width, *restrict shift = layer->shift + member * width;
+        for (int64_t r = 0; r < batch; r++)
+            for (int64_t c = 0; c < width; c++)
+                memory[r * width + c] = at_least(lowest, kept[r * width + c] * scale[c] + shift[c]);
+    } else {
         for (int64_t i = 0; i < batch * width; i++)
-            values[i] = normalised[i];
-        return;
+            memory[i] = at_least(lowest, kept[i]);
     }
-    const float *scale = layer->scale + member * width, *shift = layer->shift + member * width;
-    for (int64_t r = 0; r < batch; r++)
-        for (int64_t c = 0; c < width; c++)
-            values[r * width + c] = normalised[r * width + c] * scale[c] + shift[c];
+    return memory;
 }
 
 INLINE void denormalise(const Layer *layer, int64_t member, int64_t batch, float *restrict gradient, float *restrict scratch) {
     const int64_t width = layer->outputs;
-    const float *normalised = layer->normalised + member * batch * width;
+    const float *normalised = layer->kept + member * batch * width;
     const float *inverse = layer->inverse + member * width;
     double *totals = (double *)scratch;
     float *sums = scratch + 2 * width, *shifts = sums + width, *scales = shifts + width, *factors = scales + width;
@@ -300,35 +311,37 @@ INLINE void denormalise(const Layer *layer, int64_t member, int64_t batch, float
 }
 
 INLINE void forward(const int rows, const int vectors, const Pass *pass, int64_t member, float *scratch) {
+    const int64_t batch = pass->batch;
+    const Layer *last = pass->layers + pass->num_layers - 1;
     const float *inputs = pass->inputs + member * pass->input_stride;
-    for (const Layer *layer = pass->layers; layer < pass->layers + pass->num_layers; layer++) {
-        const int64_t width = layer->outputs, size = pass->batch * width;
+    float *memory = scratch;
+    scratch += batch * pass->widest;
+    for (const Layer *layer = pass->layers; layer <= last; layer++) {
+        const int64_t width = layer->outputs, size = batch * width;
         Matrix values = {inputs, layer->inputs, 1};
         Matrix transposed = {layer->weight + member * width * layer->inputs, 1, layer->inputs};
-        float *results = layer->results + member * size;
-        multiply(rows, vectors, pass->batch, width, layer->inputs, values, transposed,
-                 layer->bias ? layer->bias + member * width : NULL, results, scratch);
+        float *kept = layer->kept + member * size;
+        multiply(rows, vectors, batch, width, layer->inputs, values, transposed,
+                 layer->bias ? layer->bias + member * width : NULL, kept, scratch);
         if (layer->has_norm)
-            normalise(layer, member, pass->batch, results, scratch);
-        if (layer->has_relu)
+            normalise(layer, member, batch, kept, scratch);
+        else if (layer->has_relu)
             for (int64_t i = 0; i < size; i++)
-                results[i] = results[i] < 0 ? 0 : results[i]; /* NaN stays NaN */
-        inputs = results;
+                kept[i] = at_least(0, kept[i]);
+        inputs = results_of(layer, member, batch, layer == last ? pass->outputs + member * size : memory);
     }
 }
 
 INLINE void backward(const int rows, const int vectors, const Pass *pass, int64_t member, float *scratch) {
-    const int64_t batch = pass->batch;
-    float *gradient = scratch, *next = scratch + batch * pass->widest;
-    scratch += 2 * batch * pass->widest;
+    const int64_t batch = pass->batch, room = batch * pass->widest;
+    float *memory = scratch, *gradient = memory + room, *next = gradient + room;
+    scratch = next + room;
     const Layer *last = pass->layers + pass->num_layers - 1;
+    const float *results = pass->outputs + member * batch * last->outputs;
     for (int64_t i = 0; i < batch * last->outputs; i++)
         gradient[i] = pass->gradient[member * batch * last->outputs + i];
     for (const Layer *layer = last; layer >= pass->layers; layer--) {
         const int64_t width = layer->outputs, depth = layer->inputs;
-        const float *results = layer->results + member * batch * width;
-        const float *inputs = layer == pass->layers ? pass->inputs + member * pass->input_stride
-                                                    : layer[-1].results + member * batch * depth;
         if (layer->has_relu)
             for (int64_t i = 0; i < batch * width; i++)
                 gradient[i] = results[i] <= 0 ? 0 : gradient[i];
@@ -340,16 +353,20 @@ INLINE void backward(const int rows, const int vectors, const Pass *pass, int64_
             for (int64_t c = 0; c < width; c++)
                 layer->bias_gradient[member * width + c] = (float)totals[c];
         }
+        const int is_first = layer == pass->layers;
+        const float *inputs =
+            is_first ? pass->inputs + member * pass->input_stride : results_of(layer - 1, member, batch, memory);
         if (layer->weight_gradient)
             multiply(rows, vectors, width, depth, batch, (Matrix){gradient, 1, width}, (Matrix){inputs, depth, 1},
                      NULL, layer->weight_gradient + member * width * depth, scratch);
-        if (layer == pass->layers)
+        if (is_first)
             return;
         multiply(rows, vectors, batch, depth, width, (Matrix){gradient, width, 1},
                  (Matrix){layer->weight + member * width * depth, depth, 1}, NULL, next, scratch);
         float *swapped = gradient;
         gradient = next;
         next = swapped;
+        results = inputs;
     }
 }
 

@@ -35,7 +35,7 @@ class Layer(Structure):
         *((name, c_void_p) for name in ("mean", "variance", "counter")),
         ("eps", c_float),
         ("momentum", c_float),
-        *((name, c_void_p) for name in ("normalised", "inverse", "results")),
+        *((name, c_void_p) for name in ("inverse", "kept")),
     ]
 
 
@@ -49,6 +49,7 @@ class Pass(Structure):
         ("batch", c_int64),
         ("inputs", c_void_p),
         ("input_stride", c_int64),
+        ("outputs", c_void_p),
         ("gradient", c_void_p),
         ("widest", c_int64),
         ("scratch", c_void_p),

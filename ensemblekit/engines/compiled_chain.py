@@ -126,7 +126,7 @@ class Memory:
         self.num_threads = chain.num_threads if flops >= FLOPS_FOR_THREADS else 1
         scratch = self._pointer(self.num_threads, kernels.scratch_size(widest, batch))
         size = (len(self.layers), self.num_members, batch)
-        self.plan = kernels.Pass(self.layers, *size, inputs=None, gradient=None, widest=widest, scratch=scratch)
+        self.plan = kernels.Pass(self.layers, *size, widest=widest, scratch=scratch)
         self.inputs = self.outputs = torch.empty(0)
 
     def _pointer(self, *shape: int) -> int:
@@ -136,11 +136,10 @@ class Memory:
     def _layer(self, block: Block, chain: CompiledChain) -> kernels.Layer:
         _, num_outputs, num_inputs = chain.tensors[block.linear.weight].shape
         layer = kernels.Layer(num_inputs, num_outputs, has_relu=block.has_relu)
-        layer.results = self._pointer(self.num_members, self.batch, num_outputs)
+        layer.kept = self._pointer(self.num_members, self.batch, num_outputs)
         names = {"weight": block.linear.weight, "bias": block.linear.bias}
         if (norm := block.norm) is not None:
             layer.has_norm, layer.eps, layer.momentum = 1, norm.layer.eps, norm.layer.momentum
-            layer.normalised = self._pointer(self.num_members, self.batch, num_outputs)
             layer.inverse = self._pointer(self.num_members, num_outputs)
             names |= dict(zip(("mean", "variance", "scale", "shift"), norm.names, strict=True))
             names["counter"] = norm.counter
@@ -156,4 +155,6 @@ class Memory:
         self.inputs = inputs  # until the gradients are computed
         self.outputs = torch.empty(self.num_members, self.batch, int(self.layers[-1].outputs))
         self.plan.inputs, self.plan.input_stride = inputs.data_ptr(), 0 if shared else self.batch * inputs.shape[1]
-        self.layers[-1].results = self.outputs.data_ptr()
+        self.plan.outputs = self.outputs.data_ptr()
+        if not self.layers[-1].has_norm:
+            self.layers[-1].kept = self.plan.outputs

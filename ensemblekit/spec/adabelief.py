@@ -2,7 +2,8 @@
 
 The updates are bit-identical to the package's (a test compares them), with less work: the package computes the
 denominator of a rectified update twice and multiplies by the weight decay even if that is zero. On a flat tensor with
-the parameters of many members, that is a third of its time.
+the parameters of many members, that is a third of its time. On a CPU, compiled code makes the default update in one
+pass over the memory; it differs from torch's only where that does not round a square root correctly.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "plain statistics": (lambda: layers(20, 30, affine=False), (20,)),
     "linear only": (lambda: layers(20, 30, 8, norm=False, relu=False), (20,)),
     "ReLU at the end": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU()), (6,)),
+    "norm at the end": (lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), nn.BatchNorm1d(3)), (6,)),
     "flattened twice": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.ReLU(), nn.Linear(4, 2)), (6,)),
 }
 
