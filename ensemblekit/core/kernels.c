@@ -37,10 +37,10 @@ static struct {
     pthread_mutex_t lock, in_use;
     pthread_cond_t wake, finished;
     const Job *job;
-    int64_t next;             /* item that nobody has taken yet */
-    int num_helpers, limit;   /* threads that exist, and how many of them may work on this job */
-    int num_working;          /* of these */
-    int knows_forks;
+    int64_t next;           /* item that nobody has taken yet */
+    int num_helpers, limit; /* threads that exist, and how many of them may work on this job */
+    int num_working;        /* of these */
+    int knows_forks;        /* whether `forget_threads` is registered */
 } pool = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .in_use = PTHREAD_MUTEX_INITIALIZER,
@@ -426,7 +426,7 @@ INLINE void cross_entropy(const CrossEntropy *loss, int64_t block) {
     }
 }
 
-/* ---- AdaBelief with RAdam's rectification, to the same bits as ensemblekit/spec/adabelief.py */
+/* ---- AdaBelief with RAdam's rectification: ensemblekit/spec/adabelief.py in one pass over the memory */
 
 typedef struct {
     float *values, *mean, *variance;
@@ -463,7 +463,7 @@ INLINE void update(const int fused, const Update *step, int64_t chunk) {
 
 /* ---- One version for each kind of processor */
 
-#define VERSION(name, attributes, fused, rows, vectors)                                                                      \
+#define VERSION(name, attributes, fused, rows, vectors)                                                               \
     attributes static void forward_##name(const void *plan, int64_t member, float *scratch) {                         \
         forward(rows, vectors, plan, member, scratch);                                                                \
     }                                                                                                                 \
@@ -476,7 +476,7 @@ INLINE void update(const int fused, const Update *step, int64_t chunk) {
     }                                                                                                                 \
     attributes static void update_##name(const void *plan, int64_t chunk, float *scratch) {                           \
         (void)scratch;                                                                                                \
-        update(fused, plan, chunk);                                                                                          \
+        update(fused, plan, chunk);                                                                                   \
     }
 
 #if defined(__x86_64__)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p, sizeof
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -82,13 +83,20 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     for path in (Path(__file__).with_name("_kernels" + suffix) for suffix in EXTENSION_SUFFIXES):
-        if path.exists():
-            functions = ctypes.CDLL(str(path))
-            for function in (functions.layout, functions.scratch_size, functions.compute_cross_entropy):
-                function.restype = c_int64
+        with suppress(OSError, AttributeError):  # it is not there, for another processor, or older
+            functions = _declared(ctypes.CDLL(str(path)))
             if functions.layout() == 1_000_000 * VERSION_OF_CALLS + 1000 * sizeof(Layer) + sizeof(Pass):
                 return functions
     return None
+
+
+def _declared(functions: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of arguments and results."""
+    functions.layout.restype = functions.scratch_size.restype = functions.compute_cross_entropy.restype = c_int64
+    functions.scratch_size.argtypes = [c_int64, c_int64]
+    for name in ("compute_forward", "compute_backward", "compute_cross_entropy", "adabelief"):
+        getattr(functions, name).argtypes = [c_void_p, c_int64]
+    return functions
 
 
 def accept(*tensors: Tensor) -> bool:
@@ -100,7 +108,7 @@ def accept(*tensors: Tensor) -> bool:
 
 def scratch_size(widest: int, batch: int) -> int:
     """Return how many numbers of memory a thread needs for a `Pass`."""
-    return int(_functions().scratch_size(c_int64(widest), c_int64(batch)))
+    return int(_functions().scratch_size(widest, batch))
 
 
 def compute_forward(plan: Pass, num_threads: int) -> None:

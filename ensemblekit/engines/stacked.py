@@ -42,6 +42,9 @@ PARAMETERS_FOR_THREADS = 500_000
 on a busy one they would wait for each other at the end of each operation."""
 
 
+Threads = Callable[[], AbstractContextManager[None]]
+
+
 class Stack(Part):
     """K members of one architecture and age: each parameter of all of them is one tensor (K, …), with one optimizer.
 
@@ -244,12 +247,11 @@ class StackedEngine(Engine):
         super().__init__(members, objective, settings)
         num_parameters = sum(value.numel() for member in self.members for value in member.network.parameters())
         on_cpu, is_small = settings.device.type == "cpu", num_parameters < PARAMETERS_FOR_THREADS
-        self.threads: Callable[[], AbstractContextManager[None]] = one_thread if on_cpu and is_small else nullcontext
-        """Over how many threads torch spreads an operation of a prediction."""
+        self.threads_of_prediction: Threads = one_thread if on_cpu and is_small else nullcontext
+        """Over how many threads torch spreads an operation; compiled code has threads of its own."""
         is_compiled = all(isinstance(part, Stack) and isinstance(part.chain, CompiledChain) for part in self.parts)
         self.limits_threads = on_cpu and (is_small or is_compiled)
-        # compiled code has threads of its own; what is left are operations on outputs, which are small
-        self.threads_of_step = one_thread if self.limits_threads else self.threads
+        self.threads_of_step: Threads = one_thread if self.limits_threads else nullcontext
 
     @classmethod
     def unsupported(cls, members: Sequence[MemberState], settings: EngineSettings) -> str | None:
@@ -277,7 +279,7 @@ class StackedEngine(Engine):
         return Stack(members, self.objective, self.settings)
 
     def _predict_here(self, inputs: Tensor, samples: Samples | None) -> Tensor:
-        with self.threads():
+        with self.threads_of_prediction():
             return super()._predict_here(inputs, samples)
 
     def train_step(

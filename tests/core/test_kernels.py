@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import torch
@@ -29,6 +30,14 @@ def test_pip_has_built_it_where_there_is_a_compiler():
 @needs_compiled_code
 def test_a_library_of_another_version_is_not_used(fresh_library, monkeypatch):
     monkeypatch.setattr(kernels, "VERSION_OF_CALLS", kernels.VERSION_OF_CALLS + 1)
+    assert kernels.library() is None
+
+
+def test_a_damaged_library_is_not_used(fresh_library, monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    assert kernels.library() is None
+    (tmp_path / ("_kernels" + EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
+    kernels.library.cache_clear()
     assert kernels.library() is None
 
 
