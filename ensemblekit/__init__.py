@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ensemblekit.inference.ensemble import Ensemble
     from ensemblekit.inference.selecting import Selection
     from ensemblekit.inference.students import DistilledRun
+    from ensemblekit.members.fused_layers import norm_relu
     from ensemblekit.members.stochastic import Noise
     from ensemblekit.runs.outputs import KeptOutputs
     from ensemblekit.runs.run import Run
@@ -143,6 +144,7 @@ __all__ = [
     "memory_limit",
     "methods",
     "models",
+    "norm_relu",
     "objective",
     "open_run",
     "open_sweep",
@@ -194,6 +196,7 @@ _HOMES = {
     "inference.ensemble": "Ensemble",
     "inference.selecting": "Selection",
     "inference.students": "DistilledRun",
+    "members.fused_layers": "norm_relu",
     "members.stochastic": "Noise",
     "runs.outputs": "KeptOutputs",
     "runs.run": "Run",

@@ -1,4 +1,4 @@
-"""Compiled code for training steps of small networks on a CPU (kernels.c).
+"""Compiled code for training steps on a CPU: small networks (kernels.c) and norms of images (image_norms.c).
 
 Pip builds it where it finds a C compiler. Without it everything works, more slowly.
 """
@@ -21,6 +21,11 @@ VERSION_OF_CALLS = 1
 """Also in kernels.c; an older library is not used."""
 SWITCH = "ENSEMBLEKIT_COMPILED_CODE"
 """The environment variable that turns compiled code off, by the value 0."""
+
+
+IMAGE_NORM = "image_norm_forward", "image_norm_backward"
+MAX_CHANNELS, SLICES = 512, 16
+"""Also in image_norms.c: the most channels of images, and the slices of a batch of which each has sums of its own."""
 
 
 class Layer(Structure):
@@ -77,6 +82,19 @@ class Update(Structure):
     ]
 
 
+class ImageNorm(Structure):
+    """Batch norm and ReLU of images in channels_last layout, or the end of a residual block."""
+
+    _fields_: ClassVar = [
+        *((name, c_int64) for name in ("images", "height", "width", "channels")),
+        *((name, c_void_p) for name in ("inputs", "skip", "outputs", "gradient", "input_gradient", "skip_gradient")),
+        *((name, c_void_p) for name in ("scale", "shift", "scale_gradient", "shift_gradient", "mean", "inverse")),
+        *((name, c_void_p) for name in ("running_mean", "running_variance", "sums")),
+        ("eps", c_float),
+        ("momentum", c_float),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled functions; None if they were not built, or for another version of this file."""
@@ -94,7 +112,7 @@ def _declared(functions: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of arguments and results."""
     functions.layout.restype = functions.scratch_size.restype = functions.compute_cross_entropy.restype = c_int64
     functions.scratch_size.argtypes = [c_int64, c_int64]
-    for name in ("compute_forward", "compute_backward", "compute_cross_entropy", "adabelief"):
+    for name in ("compute_forward", "compute_backward", "compute_cross_entropy", "adabelief", *IMAGE_NORM):
         getattr(functions, name).argtypes = [c_void_p, c_int64]
     return functions
 
@@ -139,6 +157,16 @@ def cross_entropy(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | No
 def adabelief(plan: Update, num_threads: int) -> None:
     """Take a step of AdaBelief."""
     _functions().adabelief(byref(plan), num_threads)
+
+
+def image_norm_forward(plan: ImageNorm, num_threads: int) -> None:
+    """Compute the statistics and the outputs."""
+    _functions().image_norm_forward(byref(plan), num_threads)
+
+
+def image_norm_backward(plan: ImageNorm, num_threads: int) -> None:
+    """Compute the gradients, after a pass forward."""
+    _functions().image_norm_backward(byref(plan), num_threads)
 
 
 def _functions() -> ctypes.CDLL:

@@ -18,6 +18,7 @@ from ensemblekit.engines.part import Part
 from ensemblekit.engines.sequential import MemberPart, SequentialEngine
 from ensemblekit.engines.settings import EngineSettings
 from ensemblekit.members.folding import FoldedMember
+from ensemblekit.members.fused_layers import with_fused_layers
 from ensemblekit.members.state import MemberState
 
 
@@ -63,7 +64,7 @@ class ThreadedEngine(SequentialEngine):
 
 
 class FoldingPart(MemberPart):
-    """A member that predicts with a copy that is folded for inference, made anew after each training step."""
+    """A member with fused layers in training, which predicts with a copy that is folded, made anew after each step."""
 
     def __init__(
         self,
@@ -74,6 +75,8 @@ class FoldingPart(MemberPart):
     ) -> None:
         super().__init__(members, objective, settings)
         self.channels_last = channels_last
+        if channels_last and not settings.compile:
+            self.call = with_fused_layers(self.network)
         self.folded: FoldedMember | None = None
 
     def forward(self, batch: Batch, step: int) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from ensemblekit.members.fused_layers import with_fused_layers
 from ensemblekit.members.stochastic import outputs_of_passes, stochastic_layers
 
 CHUNK_BYTES = 2**20
@@ -129,7 +130,7 @@ class FoldedMember:
         self.network, _ = folded(network, stochastic)
         self.channels_last = channels_last
         if channels_last:
-            self.network.to(memory_format=torch.channels_last)
+            self.network = with_fused_layers(self.network.to(memory_format=torch.channels_last))
 
     def __call__(self, inputs: Tensor, passes: int | None = None) -> Tensor:
         """Compute outputs (S, B, C) of S stochastic passes, or (1, B, C) of a deterministic one; without gradients.
