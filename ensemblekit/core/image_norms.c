@@ -315,6 +315,8 @@ INLINE void slopes(const ImageNorm *norm, int64_t slice, float *scratch) {
 
 VERSIONS(VERSION)
 
+int64_t image_norm_size(void) { return sizeof(ImageNorm); }
+
 void image_norm_forward(const ImageNorm *norm, int64_t num_threads) {
     if (norm->scale) {
         run(&(Job){CHOOSE(sum_inputs), norm, SLICES, 0, NULL}, num_threads);

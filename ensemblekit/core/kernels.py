@@ -103,14 +103,17 @@ def library() -> ctypes.CDLL | None:
     for path in (Path(__file__).with_name("_kernels" + suffix) for suffix in EXTENSION_SUFFIXES):
         with suppress(OSError, AttributeError):  # it is not there, for another processor, or older
             functions = _declared(ctypes.CDLL(str(path)))
-            if functions.layout() == 1_000_000 * VERSION_OF_CALLS + 1000 * sizeof(Layer) + sizeof(Pass):
+            layout = 1_000_000 * VERSION_OF_CALLS + 1000 * sizeof(Layer) + sizeof(Pass)
+            if functions.layout() == layout and functions.image_norm_size() == sizeof(ImageNorm):
                 return functions
     return None
 
 
 def _declared(functions: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of arguments and results."""
-    functions.layout.restype = functions.scratch_size.restype = functions.compute_cross_entropy.restype = c_int64
+    for function in (functions.layout, functions.scratch_size, functions.compute_cross_entropy):
+        function.restype = c_int64
+    functions.image_norm_size.restype = c_int64
     functions.scratch_size.argtypes = [c_int64, c_int64]
     for name in ("compute_forward", "compute_backward", "compute_cross_entropy", "adabelief", *IMAGE_NORM):
         getattr(functions, name).argtypes = [c_void_p, c_int64]
