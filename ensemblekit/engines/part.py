@@ -160,10 +160,11 @@ def backpropagate(
     gradient: Tensor, outputs: Tensor, parameters: Sequence[Tensor], inputs: Tensor | None
 ) -> tuple[Sequence[Tensor], Tensor | None]:
     """Return the gradients of the parameters, and of the inputs if those require one, from that of the outputs."""
-    gradient = gradient.to(outputs.dtype)
+    # grad_outputs of torch.autograd.grad would give the same bits, but its first use imports sympy, for 0.2 s
+    product = (outputs * gradient.to(outputs.dtype)).sum()
     if inputs is None or not inputs.requires_grad:
-        return torch.autograd.grad(outputs, parameters, gradient, materialize_grads=True), None
-    *gradients, input_gradient = torch.autograd.grad(outputs, [*parameters, inputs], gradient, materialize_grads=True)
+        return torch.autograd.grad(product, parameters, materialize_grads=True), None
+    *gradients, input_gradient = torch.autograd.grad(product, [*parameters, inputs], materialize_grads=True)
     return gradients, input_gradient
 
 
