@@ -111,9 +111,8 @@ def library() -> ctypes.CDLL | None:
 
 def _declared(functions: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of arguments and results."""
-    for function in (functions.layout, functions.scratch_size, functions.compute_cross_entropy):
-        function.restype = c_int64
-    functions.image_norm_size.restype = c_int64
+    for name in ("layout", "image_norm_size", "scratch_size", "compute_cross_entropy"):
+        getattr(functions, name).restype = c_int64
     functions.scratch_size.argtypes = [c_int64, c_int64]
     for name in ("compute_forward", "compute_backward", "compute_cross_entropy", "adabelief", *IMAGE_NORM):
         getattr(functions, name).argtypes = [c_void_p, c_int64]

@@ -26,8 +26,7 @@ ASKED = {4: "≥ 1×", 8: "≥ 1×", 16: "≥ 1.1×", 64: "≥ 1.2×", 256: "≥
 
 def steps(options: Options) -> Iterator[Measured]:
     """Training steps of MLPs; an epoch of JAX is one compiled scan over its batches."""
-    if options.jax_python is None:
-        return
+    assert options.jax_python is not None
     for members, asked in ASKED.items():
         here = replace(all_workloads()["tiny-16"], steps=STEPS).changed(ensemble={"members": members})
         engine = chosen_engine(here)
@@ -61,8 +60,7 @@ def epochs_of_jax(python: Path, members: int) -> Iterator[object]:
 
 def whole_run(members: int, options: Options) -> Iterator[Measured]:
     """The command and a JAX script that does the same work, each as a process from start to end."""
-    if options.jax_python is None:
-        return
+    assert options.jax_python is not None
     epochs = 1 if options.smoke else 30
     script = [str(options.jax_python), str(SCRIPT), "--members", str(members), "--epochs", str(epochs)]
     timings, accuracy = timed_command(members, epochs, {JAX: script}, 1 if options.smoke else 5)

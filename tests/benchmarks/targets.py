@@ -52,7 +52,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help=f"default: results/{RESULTS.name}; nothing with --smoke")
     options = parser.parse_args()
     output = options.output or (None if options.smoke else RESULTS)
+    needs_jax = [name for name in options.only or ROWS if name in ROWS_AGAINST_JAX and options.jax_python is None]
+    if options.only and needs_jax:
+        parser.error(f"--only {', '.join(needs_jax)}: name an interpreter with JAX by --jax-python")
     for name in options.only or ROWS:
+        if name in needs_jax:
+            print(f"{name}: not measured, it needs --jax-python", flush=True)
+            continue
         more = " --cifar100 …" if options.cifar100 and name == "pipeline" else ""
         more += " --jax-python …" if name in ROWS_AGAINST_JAX else ""
         command = f"python tests/benchmarks/targets.py --only {name}{more} --run {options.run}"

@@ -393,16 +393,3 @@ def test_the_help_of_the_commands_needs_no_torch():
         "assert not {'torch', 'pydantic', 'rich'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_training_imports_no_compiler_and_no_sympy(tmp_path):
-    code = (
-        "import sys, ensemblekit as ek\n"
-        "for name in ('auto', 'sequential', 'threaded', 'stacked'):\n"
-        "    tables = {'data': 'digits', 'model': 'mlp', 'method': 'gncl'}\n"
-        "    spec = ek.load_spec(tables, {'engine.name': name, 'training.epochs': 1, 'ensemble.members': 2})\n"
-        "    ek.train(spec, out=f'{sys.argv[1]}/{name}', progress=False)\n"
-        "slow = {'sympy', 'torch._dynamo'} & set(sys.modules)\n"
-        "assert not slow, slow\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

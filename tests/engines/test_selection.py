@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -235,3 +237,16 @@ def test_an_engine_that_runs_out_of_memory_is_left_out(clock, monkeypatch):
 def test_where_there_is_nothing_to_choose_nothing_is_tried(clock, monkeypatch):
     assert choose(monkeypatch, {"sequential": clock.engine("sequential", 1.0)}) == Choice("sequential", {})
     assert clock.steps == []
+
+
+def test_training_imports_no_compiler_and_no_sympy(tmp_path):
+    code = (
+        "import sys, ensemblekit as ek\n"
+        "for name in ('auto', 'sequential', 'threaded', 'stacked'):\n"
+        "    tables = {'data': 'digits', 'model': 'mlp', 'method': 'gncl'}\n"
+        "    spec = ek.load_spec(tables, {'engine.name': name, 'training.epochs': 1, 'ensemble.members': 2})\n"
+        "    ek.train(spec, out=f'{sys.argv[1]}/{name}', progress=False)\n"
+        "slow = {'sympy', 'torch._dynamo'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
